@@ -1,0 +1,68 @@
+# Everything a person types. `make help` lists it. Nothing needs to be installed first but Python 3.11+, git and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+CACHE := $(or $(TWINPOOL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/twinpool)
+VENV := .venv
+RUN := $(VENV)/bin/python
+PARTS := core operator router worker simulate cli e2e
+CRD := crds/inferencepools.serving.twinpool.dev.yaml
+
+ENGINE ?= vllm
+NAME ?= router
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo down test unit e2e check fix generate bench clean requirements
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup: $(VENV)/.complete ## the project's own Python environment (.venv)
+
+$(VENV)/.complete: requirements/dev.txt pyproject.toml setup.sh
+	@PYTHON="$(PYTHON)" CACHE="$(CACHE)" VENV="$(VENV)" ./setup.sh
+
+demo: setup ## a real control plane, operator, router and two vLLM workers answer a question (ENGINE=simulated: in a minute)
+	@$(RUN) -m twinpool.demo up --engine $(ENGINE)
+
+down: setup ## stop what `make demo` left serving
+	@$(RUN) -m twinpool.demo down
+
+test: setup ## every test, end-to-end ones with the real engine too
+	@$(RUN) -m twinpool.demo prepare
+	@$(RUN) -m pytest $(PYTEST_ARGS)
+
+unit: setup ## the tests that need no cluster and no engine, with the coverage gate of the pure parts
+	@$(RUN) -m pytest tests -m "not cluster and not engine" $(PYTEST_ARGS)
+
+e2e: setup ## the end-to-end tests (CLUSTER=external: against the cluster of KUBECONFIG)
+	@$(RUN) -m twinpool.demo prepare
+	@$(RUN) -m pytest e2e $(if $(CLUSTER),--cluster=$(CLUSTER)) $(PYTEST_ARGS)
+
+check: setup ## format, lint, types, dependency rules, freshness of generated files
+	@$(VENV)/bin/ruff format --check --quiet . || { echo "run \`make fix\`"; exit 1; }
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/mypy
+	@PYTHONPATH=core:operator:router:worker:simulate:cli:e2e $(VENV)/bin/lint-imports --no-cache | tail -4
+	@$(VENV)/bin/twinpool crd --check $(CRD)
+
+fix: setup ## format, and mend what ruff can mend
+	@$(VENV)/bin/ruff format --quiet .
+	@$(VENV)/bin/ruff check --fix --quiet .
+
+generate: setup ## write the generated files again
+	@$(VENV)/bin/twinpool crd > $(CRD).new && mv $(CRD).new $(CRD)
+
+bench: setup ## measure one part beside its baseline: NAME=router|worker [QUICK=1] [OUT=file.json]
+	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))
+
+requirements: setup ## compile the pinned lists again from pyproject.toml
+	@for extra in operator router worker cli localcluster dev; do \
+	  "$(CACHE)/boot/bin/uv" pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --no-annotate \
+	    --no-emit-index-url --no-emit-find-links --extra $$extra pyproject.toml -o requirements/$$extra.txt; done
+
+clean: ## remove what was made inside the repository (the cache outside it stays; its path is printed)
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov dist
+	@echo "kept: $(CACHE) (built control plane, installed engine, models)"

@@ -1,0 +1,1 @@
+"""The command line: what users and people who build Twinpool type."""

@@ -1,0 +1,97 @@
+"""``twinpool``: the console script.
+
+Exit codes: 0 done, 1 the answer is no (a stale file, an invalid manifest), 2 the command was not understood.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from twinpool.cli.crd import check_fresh, crd_yaml
+from twinpool.cli.validate import validate as validate_stream
+from twinpool.core.errors import TwinpoolError
+
+app = App(
+    name="twinpool",
+    help="Serve large language models from twin pools of prefill and decode workers on Kubernetes.",
+    version=version("twinpool"),
+)
+
+
+@app.command
+def crd(*, check: Path | None = None) -> int:
+    """Print the CustomResourceDefinition of InferencePool.
+
+    Parameters
+    ----------
+    check
+        Compare this file with what would be printed, and fail when it differs.
+    """
+    if check is None:
+        sys.stdout.write(crd_yaml())
+        return 0
+    check_fresh(check)
+    return 0
+
+
+@app.command
+def validate(
+    file: Annotated[
+        str,
+        Parameter(name=["--file", "-f"], help="Manifest to check; - reads standard input.", allow_leading_hyphen=True),
+    ],
+    *,
+    output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
+) -> int:
+    """Check pools in a manifest without a cluster: unknown fields, wrong types, wrong units.
+
+    Rules over several fields are checked by the API server at `kubectl apply`.
+    """
+    try:
+        if file == "-":
+            report = validate_stream(sys.stdin)
+        else:
+            with Path(file).open() as stream:
+                report = validate_stream(stream)
+    except (OSError, yaml.YAMLError) as error:
+        raise TwinpoolError(f"{file} cannot be read: {error}", "give a YAML file, or - for standard input") from None
+    if not report.pools:
+        raise TwinpoolError(
+            f"{file} holds no InferencePool of serving.twinpool.dev/v1alpha1", "check apiVersion and kind"
+        )
+    if output == "json":
+        sys.stdout.write(json.dumps(asdict(report)) + "\n")
+    else:
+        for problem in report.problems:
+            sys.stdout.write(f"{problem}\n")
+        for pool in report.pools:
+            if all(problem.pool != pool for problem in report.problems):
+                sys.stdout.write(f"{pool}: ok\n")
+    return 1 if report.problems else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; problems that a user can mend are one line on stderr."""
+    try:
+        result: int | None = app(arguments, result_action="return_value", exit_on_error=False, print_error=True)
+    except TwinpoolError as error:
+        Console(stderr=True, highlight=False).print(f"twinpool: {error}", markup=False, soft_wrap=True)
+        return 1
+    except Exception as error:
+        if type(error).__module__.startswith("cyclopts"):
+            return 2
+        raise
+    return result or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""What the parts say to each other: names on Kubernetes objects, ports, and the settings handed to a pod.
+
+Operator, router and worker never import each other; whatever two of them must agree on is here. Standard library
+only, because the worker's launcher runs inside images that hold nothing of ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from twinpool.core.errors import InvalidValue
+
+GROUP = "serving.twinpool.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "InferencePool"
+PLURAL = "inferencepools"
+SHORT_NAME = "tpool"
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "twinpool"
+LABEL_POOL = f"{GROUP}/pool"
+#: ``prefill``, ``decode`` or ``router``. The workers of an aggregated pool are ``decode``.
+LABEL_ROLE = f"{GROUP}/role"
+#: Name of the serving group (its StatefulSet).
+LABEL_GROUP = f"{GROUP}/group"
+LABEL_REVISION = f"{GROUP}/revision"
+#: Set by Kubernetes on the pods of a StatefulSet: the ordinal, which is the node rank inside the group.
+LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
+
+Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+#: The engine's OpenAI-compatible HTTP port on every leader. Each pod has its own address, so one number serves all.
+ENGINE_PORT = 8000
+#: The launcher's port: ``/healthz``, ``/readyz``, ``/status``, ``/metrics``.
+LAUNCHER_PORT = 8090
+#: NIXL's side channel (handshake); data-parallel rank r uses the port + r (vLLM's rule).
+NIXL_SIDE_CHANNEL_PORT = 5600
+#: KV events (ZMQ PUB) and their replay (ZMQ ROUTER); data-parallel rank r uses the port + r (vLLM's rule).
+KV_EVENTS_PORT = 5557
+KV_REPLAY_PORT = 5577
+#: The router's port for clients, and the one for ``/metrics``, ``/ready`` and ``/admin/*`` that no client reaches.
+ROUTER_PORT = 8000
+ROUTER_ADMIN_PORT = 8081
+#: The port of the pool's Service.
+SERVICE_PORT = 80
+
+#: Names of container ports, by which others find them.
+ENGINE_PORT_NAME = "engine"
+LAUNCHER_PORT_NAME = "launcher"
+ROUTER_PORT_NAME = "http"
+ROUTER_ADMIN_PORT_NAME = "admin"
+
+ENGINE_CONTAINER = "engine"
+ROUTER_CONTAINER = "router"
+#: The init container that copies the launcher, and where it copies it to.
+INJECT_CONTAINER = "twinpool-inject"
+INJECT_DIRECTORY = "/twinpool"
+LAUNCHER_ZIPAPP = f"{INJECT_DIRECTORY}/worker.pyz"
+
+#: Environment variables that carry the JSON of :class:`WorkerConfig` and :class:`RouterConfig`.
+WORKER_CONFIG_ENV = "TWINPOOL_WORKER"
+ROUTER_CONFIG_ENV = "TWINPOOL_ROUTER"
+
+#: Seconds for which a prefill worker keeps the blocks of a handoff (vLLM's ``kv_lease_duration``; vLLM 0.32).
+KV_LEASE_SECONDS = 30.0
+
+#: Longest pool name. A StatefulSet's pods carry ``controller-revision-hash: <set>-<10 characters>``, a label value
+#: of at most 63 characters, so a set's name has at most 52; ours is ``<pool>-prefill-<6 characters>``.
+MAX_POOL_NAME = 37
+
+#: Engine flags that Twinpool sets itself. Each entry lists a flag with its short forms. vLLM takes ``_`` for ``-``
+#: and ``--flag.key`` for JSON values, which :func:`managed_flag` knows.
+MANAGED_FLAGS: tuple[str, ...] = (
+    "--model",
+    "--served-model-name",
+    "--revision",
+    "--max-model-len",
+    "--host",
+    "--port",
+    "--uds",
+    "--api-key",
+    "--api-server-count",
+    "--root-path",
+    "--headless",
+    "--nnodes",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--data-parallel-size",
+    "--enable-expert-parallel",
+    "--kv-transfer-config",
+    "--kv-events-config",
+    "--shutdown-timeout",
+    "-tp",
+    "-pp",
+    "-dp",
+    "-ep",
+    "-n",
+    "-r",
+)
+
+#: Environment variables of the engine container that Twinpool sets itself; so is everything from ``TWINPOOL_``.
+MANAGED_ENV: tuple[str, ...] = (
+    "POD_IP",
+    "POD_NAME",
+    "POD_UID",
+    "POD_NAMESPACE",
+    "VLLM_HOST_IP",
+    "VLLM_PORT",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT",
+)
+
+
+def managed_flag_pattern() -> str:
+    """Return an RE2 pattern that matches an engine argument which sets a managed flag (shared with the CRD)."""
+    spelled = ("--" + flag[2:].replace("-", "[-_]") if flag.startswith("--") else flag for flag in MANAGED_FLAGS)
+    return f"^({'|'.join(spelled)})([=.].*)?$"
+
+
+_MANAGED_FLAG = re.compile(managed_flag_pattern())
+
+
+def managed_flag(argument: str) -> str | None:
+    """Return the managed flag that ``argument`` sets, or None when the argument is the user's own."""
+    match = _MANAGED_FLAG.match(argument)
+    return match.group(1) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Everything a launcher is told by the operator; the rest it reads from its pod's environment.
+
+    ``role`` is ``aggregated`` when the pool has no prefill role. Times are in seconds.
+    """
+
+    pool: str
+    namespace: str
+    role: Literal["prefill", "decode", "aggregated"]
+    revision: str
+    engine: Literal["vllm", "simulated"]
+    model: str
+    #: What the engine loads: a path inside the container, or a model id of the Hugging Face hub.
+    model_path: str
+    python: str = "python3"
+    model_revision: str | None = None
+    max_model_len: int | None = None
+    tensor: int = 1
+    #: GPUs of this pod; 0 runs the engine on the CPU.
+    gpus: int = 0
+    connector: Literal["nixl"] | None = None
+    args: tuple[str, ...] = ()
+    startup_timeout: float = 1800.0
+    drain_timeout: float = 300.0
+
+    def to_json(self) -> str:
+        """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""
+        return _to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerConfig:
+        """Read what :meth:`to_json` wrote; unknown keys of a newer operator are ignored.
+
+        Raises
+        ------
+        InvalidValue
+            When the text is not JSON or a required key is missing.
+        """
+        return _from_json(cls, text, WORKER_CONFIG_ENV)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Everything a router is told by the operator. Times are in seconds."""
+
+    pool: str
+    namespace: str
+    #: Model ids that clients may ask for; the first one is the engine's own served name.
+    models: tuple[str, ...]
+    #: True when prefill and decode are separate roles; False routes whole requests to decode workers.
+    disaggregated: bool = True
+    connector: Literal["nixl"] | None = "nixl"
+    policy: Literal["least-load", "round-robin", "random"] = "least-load"
+    drain_timeout: float = 300.0
+
+    def to_json(self) -> str:
+        """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""
+        return _to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> RouterConfig:
+        """Read what :meth:`to_json` wrote; unknown keys of a newer operator are ignored.
+
+        Raises
+        ------
+        InvalidValue
+            When the text is not JSON or a required key is missing.
+        """
+        return _from_json(cls, text, ROUTER_CONFIG_ENV)
+
+
+_Config = TypeVar("_Config", WorkerConfig, RouterConfig)
+
+
+def _to_json(config: WorkerConfig | RouterConfig) -> str:
+    return json.dumps(dataclasses.asdict(config), sort_keys=True, separators=(",", ":"))
+
+
+def _from_json(cls: type[_Config], text: str, variable: str) -> _Config:
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise InvalidValue(f"{variable} is not JSON: {error}", "let the operator set it") from None
+    if not isinstance(values, dict):
+        raise InvalidValue(f"{variable} is not a JSON object", "let the operator set it")
+    known = {f.name for f in dataclasses.fields(cls)}
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known
+    }
+    try:
+        return cls(**given)
+    except TypeError as error:
+        raise InvalidValue(f"{variable}: {error}", "let the operator set it") from None

@@ -1,0 +1,455 @@
+"""The API type ``InferencePool``: what a user writes, with every default and every rule.
+
+The models here are the only source: the CRD in ``crds/`` is generated from them (:mod:`twinpool.core.crd`), and the
+operator and the CLI parse manifests with them. A field is here only when something acts on it.
+
+Two kinds of rules. Those that the API server must refuse at ``kubectl apply`` are CEL, written with :func:`_rule`
+beside the field they guard; pydantic repeats only what parsing needs. Unknown fields are ignored here, because an
+object stored by a newer version must still be read after a roll-back; ``kubectl`` refuses them by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from twinpool.core import protocol
+from twinpool.core.units import BYTES_PATTERN, CPU_PATTERN, DURATION_PATTERN
+
+#: Longest list of engine arguments or environment variables, and longest entry: they bound the cost of CEL rules.
+MAX_LIST = 64
+MAX_ARGUMENT = 4096
+
+
+def _rule(rule: str, message: str, *, field_path: str = "", expression: bool = False) -> dict[str, str]:
+    """Build one ``x-kubernetes-validations`` entry; ``expression`` says that the message is CEL too."""
+    entry = {"rule": rule, ("messageExpression" if expression else "message"): message}
+    if field_path:
+        entry["fieldPath"] = field_path
+    return entry
+
+
+def _rules(*rules: dict[str, str]) -> dict[str, Any]:
+    return {"x-kubernetes-validations": list(rules)}
+
+
+Duration = Annotated[
+    str,
+    Field(
+        pattern=DURATION_PATTERN,
+        max_length=12,
+        json_schema_extra=_rules(
+            _rule(
+                f"self.matches(r'{DURATION_PATTERN}')",
+                "must be a duration: a whole number and ms, s, m or h (800ms, 5s, 20m)",
+            )
+        ),
+    ),
+]
+ByteSize = Annotated[
+    str,
+    Field(
+        pattern=BYTES_PATTERN,
+        max_length=20,
+        json_schema_extra=_rules(
+            _rule(
+                f"self.matches(r'{BYTES_PATTERN}')",
+                "must be a size: a whole number and Ki, Mi, Gi, Ti, k, M, G or T (500Mi, 25Gi)",
+            )
+        ),
+    ),
+]
+CpuCores = Annotated[
+    str,
+    Field(
+        pattern=CPU_PATTERN,
+        max_length=10,
+        json_schema_extra=_rules(
+            _rule(f"self.matches(r'{CPU_PATTERN}')", "must be CPU cores as a string: '4', '0.5' or '500m'")
+        ),
+    ),
+]
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class _Part(BaseModel):
+    """A block of the manifest: camelCase outside, immutable inside."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore", protected_namespaces=()
+    )
+
+
+class SecretReference(_Part):
+    """A Secret of the pool's namespace."""
+
+    name: Name = Field(description="Name of the Secret.")
+
+
+class Model(_Part):
+    """What is served."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            _rule(
+                "!has(self.revision) || !has(self.source) || self.source.startsWith('hf://')",
+                "revision belongs to a model of the Hugging Face hub; leave it out with a pvc:// or file:// source",
+                field_path=".revision",
+            )
+        )
+    )
+
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Model id that clients ask for; without a source it is also the id on the Hugging Face hub.",
+        json_schema_extra=_rules(
+            _rule(
+                "self.matches('^[A-Za-z0-9][A-Za-z0-9._/:-]*$')",
+                "must start with a letter or digit and hold letters, digits and . _ / : - only",
+            )
+        ),
+    )
+    source: str | None = Field(
+        None,
+        min_length=6,
+        max_length=1024,
+        description="Where the weights are: hf://ORG/NAME (default: hf:// and the name), pvc://CLAIM/PATH, or "
+        "file:///PATH inside the engine's container.",
+        json_schema_extra=_rules(
+            _rule(
+                "self.matches('^(hf://[^/]+(/[^/]+)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?|file:///.+)$')",
+                "must be hf://ORG/NAME, pvc://CLAIM/PATH or file:///ABSOLUTE/PATH",
+            )
+        ),
+    )
+    revision: str | None = Field(
+        None,
+        min_length=1,
+        max_length=253,
+        description="Commit, tag or branch on the Hugging Face hub; pin it in production.",
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        le=100_000_000,
+        description="Longest prompt and answer together, in tokens; default: the model's own.",
+    )
+    secret_ref: SecretReference | None = Field(
+        None, description="Secret whose key HF_TOKEN opens a gated model on the Hugging Face hub."
+    )
+
+
+class EnvironmentVariable(_Part):
+    """One environment variable of the engine's container, as in a pod."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Name of the variable; those that Twinpool sets are refused.",
+        json_schema_extra=_rules(
+            _rule(
+                f"!(self in {list(protocol.MANAGED_ENV)!r}) && !self.startsWith('TWINPOOL_')",
+                f"is set by Twinpool and cannot be given: {', '.join(protocol.MANAGED_ENV)} and TWINPOOL_*",
+            )
+        ),
+    )
+    value: str | None = Field(None, max_length=32768, description="The value.")
+    value_from: dict[str, Any] | None = Field(
+        None,
+        description="Where the value comes from, as in a pod: secretKeyRef, configMapKeyRef, fieldRef, "
+        "resourceFieldRef.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+
+Argument = Annotated[str, Field(min_length=1, max_length=MAX_ARGUMENT)]
+Arguments = Annotated[
+    tuple[Argument, ...],
+    Field(
+        max_length=MAX_LIST,
+        json_schema_extra=_rules(
+            _rule(
+                f"!self.exists(a, a.matches(r'{protocol.managed_flag_pattern()}'))",
+                f"self.filter(a, a.matches(r'{protocol.managed_flag_pattern()}'))[0] + ' is set by Twinpool and cannot "
+                "be given in args; use the field of the pool that stands for it (model, parallelism, handoff)'",
+                expression=True,
+            )
+        ),
+    ),
+]
+Environment = Annotated[
+    tuple[EnvironmentVariable, ...],
+    Field(
+        max_length=MAX_LIST,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    ),
+]
+
+
+class Engine(_Part):
+    """The program that runs the model."""
+
+    kind: Literal["vllm", "simulated"] = Field(
+        "vllm",
+        description="vllm, or simulated: same HTTP interface and handoff protocol, invented tokens and times, no GPU.",
+    )
+    image: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="Image of the engine; default: the operator's choice for the kind.",
+    )
+    image_pull_secrets: tuple[SecretReference, ...] = Field(
+        (), max_length=16, description="Secrets that open a private registry."
+    )
+    python: str = Field(
+        "python3",
+        min_length=1,
+        max_length=1024,
+        description="Python interpreter of the image that can import the engine.",
+    )
+    args: Arguments = Field(
+        (), description="More arguments for the engine; a flag that Twinpool sets is refused by name."
+    )
+    env: Environment = Field((), description="More environment variables for the engine.")
+
+
+class RoleEngine(_Part):
+    """What a role changes of the pool's engine."""
+
+    image: str | None = Field(None, min_length=1, max_length=1024, description="Image for this role.")
+    args: Arguments = Field((), description="Arguments for this role, after those of the pool.")
+    env: Environment = Field((), description="Environment variables for this role; they win over the pool's.")
+
+
+class Parallelism(_Part):
+    """How one model replica is split over GPUs."""
+
+    tensor: int = Field(1, ge=1, le=64, description="GPUs that share every layer (tensor parallel).")
+
+
+class Gpu(_Part):
+    """The accelerators of a node."""
+
+    resource: str = Field(
+        "nvidia.com/gpu",
+        min_length=3,
+        max_length=253,
+        description="Name of the extended resource that stands for one GPU.",
+    )
+    per_node: int = Field(8, ge=0, le=64, description="GPUs of one node; 0 runs the engine on the CPU.")
+
+
+class Resources(_Part):
+    """What one pod of the role gets. GPUs per pod follow from the parallelism."""
+
+    gpu: Gpu = Field(default_factory=Gpu, description="Accelerators.")
+    cpu: CpuCores | None = Field(None, description="CPU cores requested, as a string.")
+    memory: ByteSize | None = Field(None, description="Memory requested, which is also the limit.")
+    shm: ByteSize = Field("8Gi", description="Size of /dev/shm, over which tensor-parallel ranks talk.")
+
+
+class Toleration(_Part):
+    """A taint that pods of the role may ignore, as in a pod."""
+
+    key: str | None = Field(None, max_length=317, description="Key of the taint.")
+    operator: Literal["Exists", "Equal"] | None = Field(None, description="Exists or Equal.")
+    value: str | None = Field(None, max_length=63, description="Value of the taint.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect of the taint."
+    )
+    toleration_seconds: int | None = Field(None, description="How long to stay after a NoExecute taint, in seconds.")
+
+
+class Scheduling(_Part):
+    """Where pods of the role may run."""
+
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, max_length=64, description="Node labels that a node must have."
+    )
+    tolerations: tuple[Toleration, ...] = Field((), max_length=64, description="Taints that are tolerated.")
+    priority_class_name: str | None = Field(
+        None, min_length=1, max_length=253, description="Priority class of the pods."
+    )
+    scheduler_name: str | None = Field(None, min_length=1, max_length=253, description="Scheduler of the pods.")
+    runtime_class_name: str | None = Field(None, min_length=1, max_length=253, description="Runtime class of the pods.")
+
+
+PodTemplate = Annotated[
+    dict[str, Any],
+    Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
+]
+
+
+class WorkerRole(_Part):
+    """One of the twin pools."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            _rule(
+                "self.resources.gpu.perNode == 0 ? self.parallelism.tensor == 1 "
+                ": self.parallelism.tensor <= self.resources.gpu.perNode "
+                "&& self.resources.gpu.perNode % self.parallelism.tensor == 0",
+                "'parallelism.tensor is ' + string(self.parallelism.tensor) + ' but must divide resources.gpu.perNode, "
+                "which is ' + string(self.resources.gpu.perNode) + ' (on the CPU, perNode 0, it must be 1)'",
+                field_path=".parallelism.tensor",
+                expression=True,
+            )
+        )
+    )
+
+    replicas: int = Field(1, ge=0, le=1000, description="Model replicas; each is one serving group of pods.")
+    parallelism: Parallelism = Field(default_factory=Parallelism, description="How one replica is split over GPUs.")
+    resources: Resources = Field(default_factory=Resources, description="What one pod gets.")
+    engine: RoleEngine = Field(default_factory=RoleEngine, description="What this role changes of the engine.")
+    service_account_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=253,
+        description="ServiceAccount of the pods; default: one without any rights.",
+    )
+    scheduling: Scheduling = Field(default_factory=Scheduling, description="Where pods may run.")
+    startup_timeout: Duration = Field("30m", description="How long an engine may load before it is restarted.")
+    drain_timeout: Duration = Field("5m", description="How long running requests may take to end when a pod must go.")
+    pod_template: PodTemplate = Field(
+        default_factory=dict,
+        description="Anything else of the pods (metadata and spec), merged last by the keys that Kubernetes merges "
+        "lists by; the launcher, the pod's identity and its ports stay Twinpool's.",
+    )
+
+
+class Handoff(_Part):
+    """How the KV cache goes from prefill to decode."""
+
+    connector: Literal["nixl"] = Field("nixl", description="Transfer library: nixl (decode pulls from prefill).")
+
+
+class Objectives(_Part):
+    """Latency that users are promised."""
+
+    ttft: Duration | None = Field(None, description="Time to first token.")
+    itl: Duration | None = Field(None, description="Time between two tokens.")
+    percentile: int = Field(99, ge=50, le=99, description="Share of requests, in percent, that must meet them.")
+
+
+class RouterService(_Part):
+    """The Service in front of the routers."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="Type of the Service.")
+    port: int = Field(protocol.SERVICE_PORT, ge=1, le=65535, description="Port of the Service.")
+    annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Annotations of the Service.")
+
+
+class RouterResources(_Part):
+    """What one router pod gets."""
+
+    cpu: CpuCores = Field("1", description="CPU cores requested, as a string.")
+    memory: ByteSize = Field("512Mi", description="Memory requested, which is also the limit.")
+
+
+class Routing(_Part):
+    """The HTTP endpoint."""
+
+    replicas: int = Field(1, ge=0, le=64, description="Router pods.")
+    policy: Literal["least-load", "round-robin", "random"] = Field(
+        "least-load",
+        description="How a worker is chosen: least-load (fewest admitted tokens), round-robin or random.",
+    )
+    service: RouterService = Field(default_factory=RouterService, description="The Service in front of the routers.")
+    resources: RouterResources = Field(default_factory=RouterResources, description="What one router pod gets.")
+    pod_template: PodTemplate = Field(
+        default_factory=dict, description="Anything else of the router pods, merged last."
+    )
+
+
+class InferencePoolSpec(_Part):
+    """What the user wants."""
+
+    model: Model = Field(description="What is served.")
+    engine: Engine = Field(default_factory=Engine, description="The program that runs the model.")
+    prefill: WorkerRole | None = Field(
+        None,
+        description="Workers that read prompts; without them decode workers serve whole requests (an aggregated pool).",
+    )
+    decode: WorkerRole = Field(description="Workers that write tokens.")
+    handoff: Handoff = Field(default_factory=Handoff, description="How the KV cache goes from prefill to decode.")
+    objectives: Objectives = Field(default_factory=Objectives, description="Latency that users are promised.")
+    routing: Routing = Field(default_factory=Routing, description="The HTTP endpoint.")
+
+
+class Condition(_Part):
+    """One statement about the pool, as in ``metav1.Condition``."""
+
+    type: str = Field(max_length=316, description="What the statement is about.")
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    reason: str = Field(min_length=1, max_length=1024, description="Why, in one CamelCase word.")
+    message: str = Field(max_length=32768, description="The cause and the next step, for people.")
+    last_transition_time: str = Field(
+        description="When the status last changed.", json_schema_extra={"format": "date-time"}
+    )
+    observed_generation: int = Field(0, ge=0, description="Generation of the pool that the statement is about.")
+
+
+class RoleStatus(_Part):
+    """How many groups of a role there are."""
+
+    desired: int = Field(0, description="Groups wanted.")
+    created: int = Field(0, description="Groups that exist.")
+    ready: int = Field(0, description="Groups whose every pod is ready.")
+    updated: int = Field(0, description="Groups of the newest revision.")
+    summary: str = Field("0/0", description="Ready and wanted, for the table of kubectl get.")
+
+
+class InferencePoolStatus(_Part):
+    """What is, derived from the live children of the pool."""
+
+    observed_generation: int = Field(0, description="Generation of the pool that this status is about.")
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(
+            max_length=32,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = Field((), description="Statements about the pool.")
+    prefill: RoleStatus | None = Field(None, description="Prefill groups.")
+    decode: RoleStatus | None = Field(None, description="Decode groups.")
+    router: RoleStatus | None = Field(None, description="Router pods.")
+    ratio: str | None = Field(None, description="Ready prefill to ready decode groups in lowest terms.")
+    revision: str | None = Field(None, description="Revision of the newest pods.")
+    endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
+    objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")
+
+
+class ObjectMetadata(_Part):
+    """The part of an object's metadata that decisions use."""
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    deletion_timestamp: str | None = None
+
+
+class InferencePool(_Part):
+    """A pool as the API server holds it."""
+
+    api_version: Literal["serving.twinpool.dev/v1alpha1"] = protocol.API_VERSION  # type: ignore[assignment]
+    kind: Literal["InferencePool"] = protocol.KIND  # type: ignore[assignment]
+    metadata: ObjectMetadata
+    spec: InferencePoolSpec
+    status: InferencePoolStatus = Field(default_factory=InferencePoolStatus)
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return what a user would write: set fields only, in the manifest's own spelling, without status."""
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "metadata": self.metadata.model_dump(by_alias=True, exclude_defaults=True),
+            "spec": self.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        }
