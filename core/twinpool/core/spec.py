@@ -3,8 +3,8 @@
 The models here are the only source: the CRD in ``crds/`` is generated from them (:mod:`twinpool.core.crd`), and the
 operator and the CLI parse manifests with them. A field is here only when something acts on it.
 
-Two kinds of rules. Those that the API server must refuse at ``kubectl apply`` are CEL, written with :func:`_rule`
-beside the field they guard; pydantic repeats only what parsing needs. Unknown fields are ignored here, because an
+Two kinds of rules. Those that the API server must refuse at ``kubectl apply`` are CEL, written with ``rule()`` beside
+the field they guard; pydantic repeats only what parsing needs. Unknown fields are ignored here, because an
 object stored by a newer version must still be read after a roll-back; ``kubectl`` refuses them by name.
 """
 
@@ -12,88 +12,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field
 
 from twinpool.core import protocol
-from twinpool.core.units import BYTES_PATTERN, CPU_PATTERN, DURATION_PATTERN
+from twinpool.core.fields import ByteSize, CpuCores, Duration, Name, Part, rule, rules
+from twinpool.core.objectives import Objectives as Objectives
+from twinpool.core.status import Condition as Condition
+from twinpool.core.status import InferencePoolStatus as InferencePoolStatus
+from twinpool.core.status import RoleStatus as RoleStatus
 
 #: Longest list of engine arguments or environment variables, and longest entry: they bound the cost of CEL rules.
 MAX_LIST = 64
 MAX_ARGUMENT = 4096
 
 
-def _rule(rule: str, message: str, *, field_path: str = "", expression: bool = False) -> dict[str, str]:
-    """Build one ``x-kubernetes-validations`` entry; ``expression`` says that the message is CEL too."""
-    entry = {"rule": rule, ("messageExpression" if expression else "message"): message}
-    if field_path:
-        entry["fieldPath"] = field_path
-    return entry
-
-
-def _rules(*rules: dict[str, str]) -> dict[str, Any]:
-    return {"x-kubernetes-validations": list(rules)}
-
-
-Duration = Annotated[
-    str,
-    Field(
-        pattern=DURATION_PATTERN,
-        max_length=12,
-        json_schema_extra=_rules(
-            _rule(
-                f"self.matches(r'{DURATION_PATTERN}')",
-                "must be a duration: a whole number and ms, s, m or h (800ms, 5s, 20m)",
-            )
-        ),
-    ),
-]
-ByteSize = Annotated[
-    str,
-    Field(
-        pattern=BYTES_PATTERN,
-        max_length=20,
-        json_schema_extra=_rules(
-            _rule(
-                f"self.matches(r'{BYTES_PATTERN}')",
-                "must be a size: a whole number and Ki, Mi, Gi, Ti, k, M, G or T (500Mi, 25Gi)",
-            )
-        ),
-    ),
-]
-CpuCores = Annotated[
-    str,
-    Field(
-        pattern=CPU_PATTERN,
-        max_length=10,
-        json_schema_extra=_rules(
-            _rule(f"self.matches(r'{CPU_PATTERN}')", "must be CPU cores as a string: '4', '0.5' or '500m'")
-        ),
-    ),
-]
-Name = Annotated[str, Field(min_length=1, max_length=253)]
-
-
-class _Part(BaseModel):
-    """A block of the manifest: camelCase outside, immutable inside."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore", protected_namespaces=()
-    )
-
-
-class SecretReference(_Part):
+class SecretReference(Part):
     """A Secret of the pool's namespace."""
 
     name: Name = Field(description="Name of the Secret.")
 
 
-class Model(_Part):
+class Model(Part):
     """What is served."""
 
     model_config = ConfigDict(
-        json_schema_extra=_rules(
-            _rule(
+        json_schema_extra=rules(
+            rule(
                 "!has(self.revision) || !has(self.source) || self.source.startsWith('hf://')",
                 "revision belongs to a model of the Hugging Face hub; leave it out with a pvc:// or file:// source",
                 field_path=".revision",
@@ -105,8 +49,8 @@ class Model(_Part):
         min_length=1,
         max_length=253,
         description="Model id that clients ask for; without a source it is also the id on the Hugging Face hub.",
-        json_schema_extra=_rules(
-            _rule(
+        json_schema_extra=rules(
+            rule(
                 "self.matches('^[A-Za-z0-9][A-Za-z0-9._/:-]*$')",
                 "must start with a letter or digit and hold letters, digits and . _ / : - only",
             )
@@ -118,8 +62,8 @@ class Model(_Part):
         max_length=1024,
         description="Where the weights are: hf://ORG/NAME (default: hf:// and the name), pvc://CLAIM/PATH, or "
         "file:///PATH inside the engine's container.",
-        json_schema_extra=_rules(
-            _rule(
+        json_schema_extra=rules(
+            rule(
                 "self.matches('^(hf://[^/]+(/[^/]+)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?|file:///.+)$')",
                 "must be hf://ORG/NAME, pvc://CLAIM/PATH or file:///ABSOLUTE/PATH",
             )
@@ -142,15 +86,15 @@ class Model(_Part):
     )
 
 
-class EnvironmentVariable(_Part):
+class EnvironmentVariable(Part):
     """One environment variable of the engine's container, as in a pod."""
 
     name: str = Field(
         min_length=1,
         max_length=253,
         description="Name of the variable; those that Twinpool sets are refused.",
-        json_schema_extra=_rules(
-            _rule(
+        json_schema_extra=rules(
+            rule(
                 f"!(self in {list(protocol.MANAGED_ENV)!r}) && !self.startsWith('TWINPOOL_')",
                 f"is set by Twinpool and cannot be given: {', '.join(protocol.MANAGED_ENV)} and TWINPOOL_*",
             )
@@ -170,12 +114,12 @@ Arguments = Annotated[
     tuple[Argument, ...],
     Field(
         max_length=MAX_LIST,
-        json_schema_extra=_rules(
-            _rule(
+        json_schema_extra=rules(
+            rule(
                 f"!self.exists(a, a.matches(r'{protocol.managed_flag_pattern()}'))",
                 f"self.filter(a, a.matches(r'{protocol.managed_flag_pattern()}'))[0] + ' is set by Twinpool and cannot "
                 "be given in args; use the field of the pool that stands for it (model, parallelism, handoff)'",
-                expression=True,
+                computed=True,
             )
         ),
     ),
@@ -189,7 +133,7 @@ Environment = Annotated[
 ]
 
 
-class Engine(_Part):
+class Engine(Part):
     """The program that runs the model."""
 
     kind: Literal["vllm", "simulated"] = Field(
@@ -217,7 +161,7 @@ class Engine(_Part):
     env: Environment = Field((), description="More environment variables for the engine.")
 
 
-class RoleEngine(_Part):
+class RoleEngine(Part):
     """What a role changes of the pool's engine."""
 
     image: str | None = Field(None, min_length=1, max_length=1024, description="Image for this role.")
@@ -225,13 +169,13 @@ class RoleEngine(_Part):
     env: Environment = Field((), description="Environment variables for this role; they win over the pool's.")
 
 
-class Parallelism(_Part):
+class Parallelism(Part):
     """How one model replica is split over GPUs."""
 
     tensor: int = Field(1, ge=1, le=64, description="GPUs that share every layer (tensor parallel).")
 
 
-class Gpu(_Part):
+class Gpu(Part):
     """The accelerators of a node."""
 
     resource: str = Field(
@@ -243,7 +187,7 @@ class Gpu(_Part):
     per_node: int = Field(8, ge=0, le=64, description="GPUs of one node; 0 runs the engine on the CPU.")
 
 
-class Resources(_Part):
+class Resources(Part):
     """What one pod of the role gets. GPUs per pod follow from the parallelism."""
 
     gpu: Gpu = Field(default_factory=Gpu, description="Accelerators.")
@@ -252,7 +196,7 @@ class Resources(_Part):
     shm: ByteSize = Field("8Gi", description="Size of /dev/shm, over which tensor-parallel ranks talk.")
 
 
-class Toleration(_Part):
+class Toleration(Part):
     """A taint that pods of the role may ignore, as in a pod."""
 
     key: str | None = Field(None, max_length=317, description="Key of the taint.")
@@ -264,7 +208,7 @@ class Toleration(_Part):
     toleration_seconds: int | None = Field(None, description="How long to stay after a NoExecute taint, in seconds.")
 
 
-class Scheduling(_Part):
+class Scheduling(Part):
     """Where pods of the role may run."""
 
     node_selector: dict[str, str] = Field(
@@ -284,19 +228,19 @@ PodTemplate = Annotated[
 ]
 
 
-class WorkerRole(_Part):
+class WorkerRole(Part):
     """One of the twin pools."""
 
     model_config = ConfigDict(
-        json_schema_extra=_rules(
-            _rule(
+        json_schema_extra=rules(
+            rule(
                 "self.resources.gpu.perNode == 0 ? self.parallelism.tensor == 1 "
                 ": self.parallelism.tensor <= self.resources.gpu.perNode "
                 "&& self.resources.gpu.perNode % self.parallelism.tensor == 0",
                 "'parallelism.tensor is ' + string(self.parallelism.tensor) + ' but must divide resources.gpu.perNode, "
                 "which is ' + string(self.resources.gpu.perNode) + ' (on the CPU, perNode 0, it must be 1)'",
                 field_path=".parallelism.tensor",
-                expression=True,
+                computed=True,
             )
         )
     )
@@ -321,21 +265,13 @@ class WorkerRole(_Part):
     )
 
 
-class Handoff(_Part):
+class Handoff(Part):
     """How the KV cache goes from prefill to decode."""
 
     connector: Literal["nixl"] = Field("nixl", description="Transfer library: nixl (decode pulls from prefill).")
 
 
-class Objectives(_Part):
-    """Latency that users are promised."""
-
-    ttft: Duration | None = Field(None, description="Time to first token.")
-    itl: Duration | None = Field(None, description="Time between two tokens.")
-    percentile: int = Field(99, ge=50, le=99, description="Share of requests, in percent, that must meet them.")
-
-
-class RouterService(_Part):
+class RouterService(Part):
     """The Service in front of the routers."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="Type of the Service.")
@@ -343,14 +279,14 @@ class RouterService(_Part):
     annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Annotations of the Service.")
 
 
-class RouterResources(_Part):
+class RouterResources(Part):
     """What one router pod gets."""
 
     cpu: CpuCores = Field("1", description="CPU cores requested, as a string.")
     memory: ByteSize = Field("512Mi", description="Memory requested, which is also the limit.")
 
 
-class Routing(_Part):
+class Routing(Part):
     """The HTTP endpoint."""
 
     replicas: int = Field(1, ge=0, le=64, description="Router pods.")
@@ -365,7 +301,7 @@ class Routing(_Part):
     )
 
 
-class InferencePoolSpec(_Part):
+class InferencePoolSpec(Part):
     """What the user wants."""
 
     model: Model = Field(description="What is served.")
@@ -380,50 +316,7 @@ class InferencePoolSpec(_Part):
     routing: Routing = Field(default_factory=Routing, description="The HTTP endpoint.")
 
 
-class Condition(_Part):
-    """One statement about the pool, as in ``metav1.Condition``."""
-
-    type: str = Field(max_length=316, description="What the statement is about.")
-    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
-    reason: str = Field(min_length=1, max_length=1024, description="Why, in one CamelCase word.")
-    message: str = Field(max_length=32768, description="The cause and the next step, for people.")
-    last_transition_time: str = Field(
-        description="When the status last changed.", json_schema_extra={"format": "date-time"}
-    )
-    observed_generation: int = Field(0, ge=0, description="Generation of the pool that the statement is about.")
-
-
-class RoleStatus(_Part):
-    """How many groups of a role there are."""
-
-    desired: int = Field(0, description="Groups wanted.")
-    created: int = Field(0, description="Groups that exist.")
-    ready: int = Field(0, description="Groups whose every pod is ready.")
-    updated: int = Field(0, description="Groups of the newest revision.")
-    summary: str = Field("0/0", description="Ready and wanted, for the table of kubectl get.")
-
-
-class InferencePoolStatus(_Part):
-    """What is, derived from the live children of the pool."""
-
-    observed_generation: int = Field(0, description="Generation of the pool that this status is about.")
-    conditions: Annotated[
-        tuple[Condition, ...],
-        Field(
-            max_length=32,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
-    ] = Field((), description="Statements about the pool.")
-    prefill: RoleStatus | None = Field(None, description="Prefill groups.")
-    decode: RoleStatus | None = Field(None, description="Decode groups.")
-    router: RoleStatus | None = Field(None, description="Router pods.")
-    ratio: str | None = Field(None, description="Ready prefill to ready decode groups in lowest terms.")
-    revision: str | None = Field(None, description="Revision of the newest pods.")
-    endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
-    objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")
-
-
-class ObjectMetadata(_Part):
+class ObjectMetadata(Part):
     """The part of an object's metadata that decisions use."""
 
     name: str
@@ -436,7 +329,7 @@ class ObjectMetadata(_Part):
     deletion_timestamp: str | None = None
 
 
-class InferencePool(_Part):
+class InferencePool(Part):
     """A pool as the API server holds it."""
 
     api_version: Literal["serving.twinpool.dev/v1alpha1"] = protocol.API_VERSION  # type: ignore[assignment]

@@ -1,0 +1,53 @@
+"""What a pool says about itself; derived from its live children, written by the operator alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from twinpool.core.fields import Part
+from twinpool.core.objectives import Objectives
+
+
+class Condition(Part):
+    """One statement about the pool, as in ``metav1.Condition``."""
+
+    type: str = Field(max_length=316, description="What the statement is about.")
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    reason: str = Field(min_length=1, max_length=1024, description="Why, in one CamelCase word.")
+    message: str = Field(max_length=32768, description="The cause and the next step, for people.")
+    last_transition_time: str = Field(
+        description="When the status last changed.", json_schema_extra={"format": "date-time"}
+    )
+    observed_generation: int = Field(0, ge=0, description="Generation of the pool that the statement is about.")
+
+
+class RoleStatus(Part):
+    """How many groups of a role there are."""
+
+    desired: int = Field(0, description="Groups wanted.")
+    created: int = Field(0, description="Groups that exist.")
+    ready: int = Field(0, description="Groups whose every pod is ready.")
+    updated: int = Field(0, description="Groups of the newest revision.")
+    summary: str = Field("0/0", description="Ready and wanted, for the table of kubectl get.")
+
+
+class InferencePoolStatus(Part):
+    """What is, derived from the live children of the pool."""
+
+    observed_generation: int = Field(0, description="Generation of the pool that this status is about.")
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(
+            max_length=32,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = Field((), description="Statements about the pool.")
+    prefill: RoleStatus | None = Field(None, description="Prefill groups.")
+    decode: RoleStatus | None = Field(None, description="Decode groups.")
+    router: RoleStatus | None = Field(None, description="Router pods.")
+    ratio: str | None = Field(None, description="Ready prefill to ready decode groups in lowest terms.")
+    revision: str | None = Field(None, description="Revision of the newest pods.")
+    endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
+    objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")
