@@ -7,7 +7,6 @@ PYTHON ?= python3
 CACHE := $(or $(TWINPOOL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/twinpool)
 VENV := .venv
 RUN := $(VENV)/bin/python
-PARTS := core operator router worker simulate cli e2e
 CRD := crds/inferencepools.serving.twinpool.dev.yaml
 
 ENGINE ?= vllm
@@ -45,7 +44,7 @@ check: setup ## format, lint, types, dependency rules, freshness of generated fi
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "run \`make fix\`"; exit 1; }
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
-	@PYTHONPATH=core:operator:router:worker:simulate:cli:e2e $(VENV)/bin/lint-imports --no-cache | tail -4
+	@PYTHONPATH=core:operator:router:worker:cli:e2e $(VENV)/bin/lint-imports --no-cache | tail -4
 	@$(VENV)/bin/twinpool crd --check $(CRD)
 
 fix: setup ## format, and mend what ruff can mend
