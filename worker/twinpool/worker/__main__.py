@@ -1,0 +1,79 @@
+"""``twinpool-worker``: run an engine as PID 1, inject the launcher into a pod, or be the simulated engine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue, TwinpoolError
+from twinpool.core.protocol import WorkerConfig
+from twinpool.worker.release import version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if argv[:1] == ["simulate"]:
+        return _simulate(argv[1:])
+    options = _parser().parse_args(argv)
+    if options.command == "version":
+        print(version())
+        return 0
+    if options.command == "inject":
+        return _inject(options.directory)
+    return _run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="twinpool-worker", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("run", help=f"run the engine that {protocol.WORKER_CONFIG_ENV} describes, as PID 1 of its pod")
+    inject = commands.add_parser("inject", help="write the launcher, one file, into a directory")
+    inject.add_argument("directory", type=Path, help="an existing directory that the engine's container mounts")
+    # Only for the help text: its own arguments are parsed by the engine.
+    commands.add_parser("simulate", help="be an engine that invents tokens and times", add_help=False)
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def _simulate(argv: Sequence[str]) -> int:
+    # Imported here because the zipapp does not carry it, nor what it depends on.
+    from twinpool.worker.engines.simulated.server import main as simulate
+
+    return int(simulate(argv) or 0)
+
+
+def _inject(directory: Path) -> int:
+    from twinpool.worker.inject import inject
+
+    try:
+        print(f"wrote {inject(directory)}")
+    except TwinpoolError as error:
+        print(f"twinpool-worker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run() -> int:
+    from twinpool.worker.shell.launcher import log, run, write_termination_message
+
+    try:
+        text = os.environ.get(protocol.WORKER_CONFIG_ENV)
+        if text is None:
+            raise InvalidValue(f"{protocol.WORKER_CONFIG_ENV} is not set", "let the operator set it")
+        return run(WorkerConfig.from_json(text))
+    except TwinpoolError as error:
+        log(str(error))
+        write_termination_message(str(error), os.environ)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,61 @@
+"""What the launcher starts: one command per kind of engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from twinpool.core.protocol import WorkerConfig
+
+
+@dataclass(frozen=True)
+class Pod:
+    """Who this pod is, from the downward API."""
+
+    ip: str
+    name: str = ""
+    uid: str = ""
+    namespace: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Pod:
+        """Read the pod's identity.
+
+        Raises
+        ------
+        InvalidValue
+            When ``POD_IP`` is missing: the engine must listen on exactly this address.
+        """
+        ip = environment.get("POD_IP", "")
+        if not ip:
+            raise InvalidValue(
+                "POD_IP is not set", "the operator sets it by the downward API; by hand: POD_IP=127.0.0.1"
+            )
+        names = ("POD_NAME", "POD_UID", "POD_NAMESPACE")
+        return cls(ip, *(environment.get(name, "") for name in names))
+
+
+@dataclass(frozen=True)
+class Command:
+    """How to start an engine."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    #: True when the engine runs on the CPU.
+    on_cpu: bool
+
+
+def simulated_command(config: WorkerConfig, pod: Pod, environment: Mapping[str, str], python: str) -> Command:
+    """Build the command of the simulated engine, which is this package run by ``python``."""
+    argv = [python, "-m", "twinpool.worker", "simulate", "--host", pod.ip, "--port", str(protocol.ENGINE_PORT)]
+    argv += ["--role", config.role, "--model", config.model]
+    if config.connector is not None:
+        argv += ["--connector", config.connector]
+    env = {key: value for key, value in environment.items() if key != protocol.WORKER_CONFIG_ENV}
+    return Command(tuple(argv) + config.args, env, on_cpu=True)

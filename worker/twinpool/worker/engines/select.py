@@ -1,0 +1,28 @@
+"""Choose the command for the engine that a worker's settings name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinpool.worker.engines.command import Command, Pod, simulated_command
+from twinpool.worker.engines.vllm.flags import vllm_command
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from twinpool.core.protocol import WorkerConfig
+
+
+def engine_command(
+    config: WorkerConfig, pod: Pod, environment: Mapping[str, str], gpus_visible: int, python: str
+) -> Command:
+    """Return how to start the engine; ``python`` is the launcher's own interpreter.
+
+    Raises
+    ------
+    InvalidValue
+        When a user argument sets a flag that Twinpool sets.
+    """
+    if config.engine == "simulated":
+        return simulated_command(config, pod, environment, python)
+    return vllm_command(config, pod, environment, gpus_visible)

@@ -1,0 +1,129 @@
+"""The command line and environment of vLLM for one worker.
+
+Twinpool derives every flag that others depend on (ports, roles, connector) and refuses a user argument that would set
+one again, because argparse lets the last one win. Checked against vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue
+from twinpool.worker.engines.command import Command, Pod
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from twinpool.core.protocol import WorkerConfig
+
+#: Seconds vLLM lets requests finish after SIGTERM. The launcher signals an engine that is idle, or one that is out of
+#: time; this only covers a request that came between the last look and the signal.
+SHUTDOWN_SECONDS = 5
+
+#: Defaults on the CPU, each dropped when the user's arguments hold one of the flags named with it. Compiling takes
+#: minutes at every start, and bfloat16 without AMX makes prefill five times slower (measured with a 135M model).
+CPU_DEFAULTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("--dtype", "float32"), ("--dtype",)),
+    (
+        ("--enforce-eager",),
+        ("--enforce-eager", "--no-enforce-eager", "--compilation-config", "--optimization-level", "-O", "-cc"),
+    ),
+)
+
+#: Environment on the CPU unless the user set it: vLLM's own choice binds every worker of a node to the same core.
+CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_CONNECTORS = {"nixl": "NixlConnector"}
+
+#: Short managed flags whose value may be glued to them: ``-n2``.
+_GLUED = re.compile(r"^(-[nr])\d+$")
+
+
+def vllm_command(config: WorkerConfig, pod: Pod, environment: Mapping[str, str], gpus_visible: int) -> Command:
+    """Build vLLM's command.
+
+    Raises
+    ------
+    InvalidValue
+        When a user argument sets a flag that Twinpool sets; the message names it.
+    """
+    refuse_managed(config.args)
+    on_cpu = config.gpus == 0 or gpus_visible == 0
+    argv = [config.python, "-m", "vllm.entrypoints.cli.main", "serve", config.model_path]
+    argv += ["--served-model-name", config.model, "--host", pod.ip, "--port", str(protocol.ENGINE_PORT)]
+    argv += ["--tensor-parallel-size", str(config.tensor), "--shutdown-timeout", str(SHUTDOWN_SECONDS)]
+    # The router learns from it how much of a prompt was cached; it changes nothing but the usage object.
+    argv += ["--enable-prompt-tokens-details"]
+    if config.model_revision is not None:
+        argv += ["--revision", config.model_revision]
+    if config.max_model_len is not None:
+        argv += ["--max-model-len", str(config.max_model_len)]
+    if config.connector is not None and config.role in _KV_ROLES:
+        argv += ["--kv-transfer-config", _kv_transfer(config.role, config.connector, on_cpu)]
+    if on_cpu:
+        argv += [word for words, flags in CPU_DEFAULTS if not _given(config.args, flags) for word in words]
+    env = {key: value for key, value in environment.items() if key not in (protocol.WORKER_CONFIG_ENV, "VLLM_PORT")}
+    env.update(
+        VLLM_HOST_IP=pod.ip,
+        VLLM_NIXL_SIDE_CHANNEL_HOST=pod.ip,
+        VLLM_NIXL_SIDE_CHANNEL_PORT=str(protocol.NIXL_SIDE_CHANNEL_PORT),
+    )
+    if on_cpu:
+        env = {**CPU_ENVIRONMENT, **env}
+    return Command(tuple(argv) + config.args, env, on_cpu)
+
+
+def refuse_managed(args: Sequence[str]) -> None:
+    """Refuse arguments that set a managed flag, also abbreviated (argparse completes ``--tensor-par``) or as ``-n2``.
+
+    Raises
+    ------
+    InvalidValue
+        Names the argument and the managed flag that it sets.
+    """
+    for argument in args:
+        flag = _managed(argument)
+        if flag is not None:
+            raise InvalidValue(
+                f"engine.args: {argument!r} sets {flag}, which Twinpool sets itself",
+                "remove it and use the field of the pool that stands for it (model, parallelism, handoff)",
+            )
+
+
+def _managed(argument: str) -> str | None:
+    flag = protocol.managed_flag(argument)
+    if flag is not None:
+        return flag
+    glued = _GLUED.match(argument)
+    if glued is not None:
+        return glued.group(1)
+    name = re.split("[=.]", argument, maxsplit=1)[0].replace("_", "-")
+    if not name.startswith("--") or len(name) < len("--x"):
+        return None
+    return next((flag for flag in protocol.MANAGED_FLAGS if flag.startswith(name)), None)
+
+
+def _given(args: Sequence[str], flags: Sequence[str]) -> bool:
+    """Return whether the user's arguments set one of ``flags`` (``-O`` and ``-cc`` may be glued to a value)."""
+    for argument in args:
+        name = re.split("[=.]", argument, maxsplit=1)[0]
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if any(name == flag or (not flag.startswith("--") and name.startswith(flag)) for flag in flags):
+            return True
+    return False
+
+
+def _kv_transfer(role: str, connector: str, on_cpu: bool) -> str:
+    config: dict[str, object] = {
+        "kv_connector": _CONNECTORS[connector],
+        "kv_role": _KV_ROLES[role],
+        # Whole seconds: the connector divides it into heartbeats.
+        "kv_connector_extra_config": {"kv_lease_duration": int(protocol.KV_LEASE_SECONDS)},
+    }
+    if on_cpu:
+        config["kv_buffer_device"] = "cpu"
+    return json.dumps(config, sort_keys=True, separators=(",", ":"))

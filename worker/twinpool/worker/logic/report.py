@@ -1,0 +1,98 @@
+"""What the launcher's HTTP endpoints say, from one snapshot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from twinpool.worker.logic.supervisor import PHASES, State
+
+#: Lines of the engine that ``/status`` shows.
+LAST_LINES = 50
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One moment of the launcher, published whole so that a reader on another thread never sees a mixture."""
+
+    state: State
+    engine: str
+    model: str
+    role: str
+    version: str
+    pid: int | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+def readyz(snapshot: Snapshot) -> tuple[int, str]:
+    """Return the status code and JSON body of ``/readyz``."""
+    state = snapshot.state
+    body = {"ready": state.ready, "phase": state.phase, "reason": state.reason}
+    return (200 if state.ready else 503), json.dumps(body)
+
+
+def status(snapshot: Snapshot) -> str:
+    """Return the JSON body of ``/status``."""
+    state = snapshot.state
+    return json.dumps(
+        {
+            "phase": state.phase,
+            "ready": state.ready,
+            "epoch": state.epoch,
+            "restarts": state.total_restarts,
+            "reason": state.reason,
+            "lastLines": list(snapshot.last_lines[-LAST_LINES:]),
+            "engine": {"kind": snapshot.engine, "pid": snapshot.pid},
+            "model": snapshot.model,
+            "role": snapshot.role,
+        }
+    )
+
+
+def metrics(snapshot: Snapshot) -> str:
+    """Return the body of ``/metrics`` in Prometheus' text format."""
+    state = snapshot.state
+    labels = {
+        "engine": snapshot.engine,
+        "model": snapshot.model,
+        "role": snapshot.role,
+        "version": snapshot.version,
+    }
+    info = ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items())
+    lines = [
+        *_family("twinpool_worker_info", "gauge", "What this worker runs.", [(f"{{{info}}}", 1)]),
+        *_family("twinpool_worker_ready", "gauge", "1 when requests may come.", [("", int(state.ready))]),
+        *_family(
+            "twinpool_worker_phase",
+            "gauge",
+            "1 for the phase of the engine's life that the worker is in.",
+            [(f'{{phase="{phase}"}}', int(phase == state.phase)) for phase in PHASES],
+        ),
+        *_family("twinpool_worker_engine_epoch", "gauge", "Number of the engine's current start.", [("", state.epoch)]),
+        *_family(
+            "twinpool_worker_engine_restarts_total",
+            "counter",
+            "Engines restarted in place because their process ended.",
+            [("", state.total_restarts)],
+        ),
+    ]
+    if state.start_seconds is not None:
+        lines += _family(
+            "twinpool_worker_engine_start_seconds",
+            "gauge",
+            "Time from the start of the engine to its probe token, last start.",
+            [("", state.start_seconds)],
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _family(name: str, kind: str, text: str, samples: list[tuple[str, float]]) -> list[str]:
+    return [
+        f"# HELP {name} {text}",
+        f"# TYPE {name} {kind}",
+        *(f"{name}{labels} {value:g}" for labels, value in samples),
+    ]
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,341 @@
+"""The life of one engine as a state machine: events in, actions out, time as an argument.
+
+Rules that always hold:
+
+* A worker is ready only in phase ``ready``, which it enters when the engine gave a probe token *after this start*.
+  Load never makes it unready: a ready engine is not probed again, because a one-token probe waits tens of seconds
+  behind real requests. It leaves ``ready`` only when its process ends or the pod must go.
+* An engine that ends before it was ever ready ends the launcher with its reason, so that the kubelet's back-off holds
+  back a pod that cannot start. One that ends later is restarted in place: its weights are in the page cache, its pod
+  and address stay. Five restarts within ten minutes are too many; then the pod ends too.
+* Draining waits until the engine is idle, then asks it to stop. vLLM cuts running streams on SIGTERM and answers new
+  requests with HTTP 200 and ``finish_reason: abort``, so a busy engine is signalled only when time is out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Union
+
+Phase = Literal["new", "starting", "probing", "ready", "backoff", "draining", "stopping", "stopped"]
+PHASES: tuple[Phase, ...] = ("new", "starting", "probing", "ready", "backoff", "draining", "stopping", "stopped")
+
+#: Seconds between two looks at an engine that is starting or draining.
+CHECK_INTERVAL = 0.5
+#: Seconds after a probe that failed until the next one.
+PROBE_INTERVAL = 1.0
+#: Seconds for which an engine must be idle before a drain ends: routers need a moment to notice that the pod goes.
+IDLE_SECONDS = 2.0
+#: Seconds that an engine has after SIGTERM, before SIGKILL.
+STOP_SECONDS = 15.0
+#: Seconds after SIGKILL until the launcher leaves without it (a process stuck in the kernel).
+KILL_SECONDS = 10.0
+#: Restarts allowed within the window, both after the engine was ready once.
+RESTART_BUDGET = 5
+RESTART_WINDOW = 600.0
+MAX_BACKOFF = 30.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds the pool allows."""
+
+    startup_timeout: float
+    drain_timeout: float
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The launcher is set up."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """The pod must go (SIGTERM)."""
+
+
+@dataclass(frozen=True)
+class HealthSeen:
+    """What ``/health`` of the engine said."""
+
+    epoch: int
+    healthy: bool
+
+
+@dataclass(frozen=True)
+class ProbeEnded:
+    """Whether a token came; ``reason`` says why not."""
+
+    epoch: int
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class LoadSeen:
+    """Whether the engine still works for somebody; None when it did not say."""
+
+    epoch: int
+    busy: bool | None
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The engine's first process ended and its group is gone."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StartEngine:
+    """Start the engine for this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class CheckHealth:
+    """Ask the engine's ``/health``; answer with :class:`HealthSeen`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class SendProbe:
+    """Ask the engine for one token within ``timeout`` seconds; answer with :class:`ProbeEnded`."""
+
+    epoch: int
+    timeout: float
+
+
+@dataclass(frozen=True)
+class ReadLoad:
+    """Read the engine's counters; answer with :class:`LoadSeen`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class StopEngine:
+    """Signal the engine: SIGTERM to its first process, or SIGKILL to its whole group."""
+
+    force: bool
+
+
+@dataclass(frozen=True)
+class Quit:
+    """End the launcher; a code other than 0 comes with the reason for the termination message."""
+
+    code: int
+    reason: str
+
+
+# Union, not |: these aliases are evaluated at run time.
+Event = Union[Begin, Tick, Terminate, HealthSeen, ProbeEnded, LoadSeen, Exited]  # noqa: UP007
+Action = Union[StartEngine, CheckHealth, SendProbe, ReadLoad, StopEngine, Quit]  # noqa: UP007
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the engine's life stands. Times are on the caller's clock, in seconds."""
+
+    phase: Phase = "new"
+    #: Number of the current start, from 1; answers about an earlier start are ignored.
+    epoch: int = 0
+    ever_ready: bool = False
+    terminating: bool = False
+    #: True from SIGKILL on.
+    forced: bool = False
+    #: When the phase ends by itself.
+    deadline: float | None = None
+    #: When to look at the engine next; None while an answer is outstanding or nothing is to be looked at.
+    next_check: float | None = None
+    idle_since: float | None = None
+    started_at: float = 0.0
+    #: Seconds the last successful start took.
+    start_seconds: float | None = None
+    #: Times of restarts within the window.
+    restarts: tuple[float, ...] = ()
+    total_restarts: int = 0
+    reason: str = "the engine was not started yet"
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests may come."""
+        return self.phase == "ready"
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def next_wakeup(state: State) -> float | None:
+    """Return the time at which :class:`Tick` is due, or None when only other events can change anything."""
+    times = [time for time in (state.deadline, state.next_check) if time is not None]
+    return min(times, default=None)
+
+
+def step(state: State, event: Event, now: float, timing: Timing) -> Step:
+    """Return the state after ``event`` and what to do; total: an event that does not fit changes nothing."""
+    if isinstance(event, Begin):
+        return _start(state, now, timing) if state.phase == "new" else (state, ())
+    if isinstance(event, Tick):
+        return _tick(state, now, timing)
+    if isinstance(event, Terminate):
+        return _terminate(state, now, timing)
+    if event.epoch != state.epoch:
+        return state, ()
+    if isinstance(event, Exited):
+        return _exited(state, event, now)
+    if isinstance(event, HealthSeen):
+        return _health(state, event, now)
+    if isinstance(event, ProbeEnded):
+        return _probed(state, event, now)
+    return _load(state, event, now)
+
+
+def _start(state: State, now: float, timing: Timing) -> Step:
+    epoch = state.epoch + 1
+    started = replace(
+        state,
+        phase="starting",
+        epoch=epoch,
+        deadline=now + timing.startup_timeout,
+        next_check=now + CHECK_INTERVAL,
+        started_at=now,
+        reason="the engine is starting" if epoch == 1 else f"the engine is starting again after: {state.reason}",
+    )
+    return started, (StartEngine(epoch),)
+
+
+def _tick(state: State, now: float, timing: Timing) -> Step:
+    if state.deadline is not None and now >= state.deadline:
+        return _deadline(state, now, timing)
+    if state.next_check is None or now < state.next_check:
+        return state, ()
+    waiting = replace(state, next_check=None)
+    if state.phase == "starting":
+        return waiting, (CheckHealth(state.epoch),)
+    if state.phase == "probing":
+        return waiting, (_probe(state, now),)
+    return waiting, (ReadLoad(state.epoch),)  # draining
+
+
+def _probe(state: State, now: float) -> SendProbe:
+    """Build the probe; it may take all the time that is left to start, for a first token can compile kernels."""
+    assert state.deadline is not None, "starting and probing have a deadline"
+    return SendProbe(state.epoch, max(state.deadline - now, PROBE_INTERVAL))
+
+
+def _deadline(state: State, now: float, timing: Timing) -> Step:
+    if state.phase == "backoff":
+        return _start(state, now, timing)
+    if state.phase == "draining":
+        reason = f"requests were still running after the drain timeout of {timing.drain_timeout:g} s"
+        return _stop(replace(state, reason=reason), now)
+    if state.phase == "stopping":
+        if state.forced:
+            return _quit(state, 0 if state.terminating else 1, state.reason)
+        return _kill(state, now)
+    # starting or probing: the only other phases with a deadline
+    reason = f"the engine was not ready within the startup timeout of {timing.startup_timeout:g} s: {state.reason}"
+    return _kill(replace(state, reason=reason), now)
+
+
+def _stop(state: State, now: float) -> Step:
+    stopping = replace(state, phase="stopping", deadline=now + STOP_SECONDS, next_check=None, idle_since=None)
+    return stopping, (StopEngine(force=False),)
+
+
+def _kill(state: State, now: float) -> Step:
+    killed = replace(state, phase="stopping", forced=True, deadline=now + KILL_SECONDS, next_check=None)
+    return killed, (StopEngine(force=True),)
+
+
+def _quit(state: State, code: int, reason: str) -> Step:
+    stopped = replace(state, phase="stopped", deadline=None, next_check=None, reason=reason)
+    return stopped, (Quit(code, reason),)
+
+
+def _terminate(state: State, now: float, timing: Timing) -> Step:
+    if state.terminating or state.phase == "stopped":
+        return state, ()  # the kubelet repeats SIGTERM after its own restart; the drain goes on
+    going = replace(state, terminating=True)
+    if state.phase in ("new", "backoff"):
+        return _quit(going, 0, "the pod must go and no engine runs")
+    if state.phase == "ready":
+        draining = replace(
+            going, phase="draining", deadline=now + timing.drain_timeout, next_check=now, reason="draining"
+        )
+        return draining, ()
+    if state.phase == "stopping":
+        return going, ()
+    return _stop(replace(going, reason="the pod must go; the engine never served a request after this start"), now)
+
+
+def _health(state: State, event: HealthSeen, now: float) -> Step:
+    if state.phase != "starting":
+        return state, ()
+    if not event.healthy:
+        return replace(state, next_check=now + CHECK_INTERVAL), ()
+    probing = replace(state, phase="probing", next_check=None, reason="the engine answers; waiting for a probe token")
+    return probing, (_probe(state, now),)
+
+
+def _probed(state: State, event: ProbeEnded, now: float) -> Step:
+    if state.phase != "probing":
+        return state, ()
+    if not event.ok:
+        return replace(state, next_check=now + PROBE_INTERVAL, reason=f"no probe token: {event.reason}"), ()
+    ready = replace(
+        state,
+        phase="ready",
+        ever_ready=True,
+        deadline=None,
+        next_check=None,
+        start_seconds=now - state.started_at,
+        reason="",
+    )
+    return ready, ()
+
+
+def _load(state: State, event: LoadSeen, now: float) -> Step:
+    if state.phase != "draining":
+        return state, ()
+    if event.busy is not False:
+        return replace(state, next_check=now + CHECK_INTERVAL, idle_since=None), ()
+    since = now if state.idle_since is None else state.idle_since
+    if now - since >= IDLE_SECONDS:
+        return _stop(replace(state, reason="drained: the engine is idle"), now)
+    return replace(state, next_check=now + CHECK_INTERVAL, idle_since=since), ()
+
+
+def _exited(state: State, event: Exited, now: float) -> Step:
+    if state.phase in ("new", "backoff", "stopped"):
+        return state, ()
+    # A forced stop that the launcher itself decided on has the better reason than "killed by SIGKILL".
+    reason = state.reason if state.forced and not state.terminating else event.reason
+    if state.phase == "stopping" and state.terminating:
+        return _quit(state, 0, state.reason)
+    if state.terminating or not state.ever_ready:
+        return _quit(state, 1, reason)
+    recent = tuple(time for time in state.restarts if now - time < RESTART_WINDOW)
+    if len(recent) >= RESTART_BUDGET:
+        minutes = f"{RESTART_WINDOW / 60:g} minutes"
+        return _quit(state, 1, f"the engine ended {len(recent) + 1} times within {minutes}, the last time: {reason}")
+    waiting = replace(
+        state,
+        phase="backoff",
+        forced=False,
+        deadline=now + min(MAX_BACKOFF, 2.0 ** len(recent)),
+        next_check=None,
+        restarts=(*recent, now),
+        total_restarts=state.total_restarts + 1,
+        reason=reason,
+    )
+    return waiting, ()

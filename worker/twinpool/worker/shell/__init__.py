@@ -1,0 +1,1 @@
+"""The launcher's I/O: processes, HTTP, signals and files. It decides nothing."""

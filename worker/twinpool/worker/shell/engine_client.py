@@ -1,0 +1,71 @@
+"""What the launcher asks its engine over HTTP. It dials only its own pod's engine port."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+#: Seconds for one look; a starting engine may accept and not answer.
+CHECK_TIMEOUT = 5.0
+#: Largest answer that is read, in bytes; vLLM's metrics are about 100 kB.
+MAX_ANSWER = 8 * 2**20
+
+
+class EngineClient:
+    """Health, one probe token, and counters of the engine at ``host``:``port``."""
+
+    def __init__(self, host: str, port: int, model: str, api_key: str = "") -> None:
+        self._host = host
+        self._port = port
+        self._model = model
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def healthy(self) -> bool:
+        """Return whether ``/health`` answers 200."""
+        try:
+            return self._ask("GET", "/health", CHECK_TIMEOUT)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def metrics(self) -> str:
+        """Return the text of ``/metrics``, or an empty text when it did not come."""
+        try:
+            code, body = self._ask("GET", "/metrics", CHECK_TIMEOUT)
+        except (OSError, http.client.HTTPException):
+            return ""
+        return body.decode(errors="replace") if code == 200 else ""
+
+    def probe(self, timeout: float) -> str:
+        """Ask for one token; return why none came, or an empty text when one did."""
+        request = {"model": self._model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        try:
+            code, body = self._ask("POST", "/v1/completions", timeout, json.dumps(request).encode())
+        except (OSError, http.client.HTTPException) as error:
+            return f"{type(error).__name__}: {error}"
+        if code != 200:
+            return f"HTTP {code}: {body[:300].decode(errors='replace')}"
+        return _no_token(body)
+
+    def _ask(self, method: str, path: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        try:
+            headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
+            connection.request(method, path, body=body, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read(MAX_ANSWER)
+        finally:
+            connection.close()
+
+
+def _no_token(body: bytes) -> str:
+    """Return why a completion with status 200 holds no token; vLLM answers so with ``abort`` while it stops."""
+    try:
+        answer: Any = json.loads(body)
+        reason = answer["choices"][0].get("finish_reason")
+        tokens = (answer.get("usage") or {}).get("completion_tokens", 1)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return f"no completion: {body[:300].decode(errors='replace')}"
+    if reason == "abort" or not tokens:
+        return f"the completion ended without a token (finish_reason {reason!r})"
+    return ""
