@@ -1,0 +1,76 @@
+"""Fixtures of the scenarios: one cluster for the whole session, a fresh namespace for every test.
+
+``--cluster=local`` (the default) starts one on this machine; ``--cluster=external`` uses the one of ``KUBECONFIG``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from twinpool.localcluster import cluster as clusters
+from twinpool.localcluster import toolchain
+from twinpool.localcluster.cluster import Cluster, ExternalCluster, LocalCluster
+from twinpool.localcluster.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from twinpool.localcluster.images import Image
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cluster",
+        choices=("local", "external"),
+        default="local",
+        help="where the scenarios run: on a cluster of this machine, or on that of KUBECONFIG",
+    )
+
+
+@pytest.fixture(scope="session")
+def extra_images() -> dict[str, Image]:
+    """Images of the local cluster besides Twinpool's own, by name."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def binaries(request: pytest.FixtureRequest) -> toolchain.Binaries:
+    """The binaries of the local cluster; building them shows its progress even where output is captured."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        return toolchain.ensure(Progress())
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest, extra_images: dict[str, Image]) -> Iterator[Cluster]:
+    """The cluster that all tests share."""
+    if request.config.getoption("--cluster") == "external":
+        yield ExternalCluster.from_environment()
+        return
+    request.getfixturevalue("binaries")
+    name = next(name for i in itertools.count() if clusters.is_free(name := f"test-{i}"))
+    with clusters.running(name, extra_images=extra_images) as local:
+        yield local
+
+
+@pytest.fixture(scope="session")
+def local_cluster(cluster: Cluster) -> LocalCluster:
+    """The shared cluster, for tests that kill nodes or name images: skipped on an external one."""
+    if not isinstance(cluster, LocalCluster):
+        pytest.skip("only the local cluster can do this")
+    return cluster
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A fresh namespace with its service account; deleted afterwards, without waiting for it."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    try:
+        cluster.wait_for_service_account(name)
+        yield name
+    finally:
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
