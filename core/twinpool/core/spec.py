@@ -23,7 +23,7 @@ from twinpool.core.status import RoleStatus as RoleStatus
 
 #: Longest list of engine arguments or environment variables, and longest entry: they bound the cost of CEL rules.
 MAX_LIST = 64
-MAX_ARGUMENT = 4096
+MAX_ARGUMENT = 2048
 
 
 class SecretReference(Part):
@@ -237,10 +237,9 @@ class WorkerRole(Part):
                 "self.resources.gpu.perNode == 0 ? self.parallelism.tensor == 1 "
                 ": self.parallelism.tensor <= self.resources.gpu.perNode "
                 "&& self.resources.gpu.perNode % self.parallelism.tensor == 0",
-                "'parallelism.tensor is ' + string(self.parallelism.tensor) + ' but must divide resources.gpu.perNode, "
-                "which is ' + string(self.resources.gpu.perNode) + ' (on the CPU, perNode 0, it must be 1)'",
+                "parallelism.tensor must divide resources.gpu.perNode (default 8): 1, 2, 4 or 8 GPUs of a node with 8; on the "
+                "CPU, where perNode is 0, it must be 1",
                 field_path=".parallelism.tensor",
-                computed=True,
             )
         )
     )

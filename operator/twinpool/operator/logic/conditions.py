@@ -1,0 +1,190 @@
+"""The statements about a pool. Each names the cause and, where there is one, the next step.
+
+``HandoffWorking`` and ``WithinObjectives`` are Unknown until something measures them: a guess would be worse. Their
+sisters ``InterconnectVerified`` and ``ScalingActive`` are not made at all yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twinpool.core import protocol
+from twinpool.operator.logic import names
+from twinpool.operator.logic.failures import Failure, first_failure, unplaced
+from twinpool.operator.logic.observed import Observed, PodView, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from twinpool.operator.logic.groups import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One condition without times."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the statements are about."""
+
+    observed: Observed
+    revision: str
+    wanted: Mapping[str, int]
+    groups: Sequence[Group]
+    #: Whether the plan changes anything besides the status.
+    acting: bool
+
+    @property
+    def live(self) -> list[Group]:
+        """Return the groups that are not on their way out."""
+        return [group for group in self.groups if not group.retired]
+
+    @property
+    def routers(self) -> list[PodView]:
+        """Return the router's pods that are not on their way out."""
+        return [pod for pod in self.observed.pods if pod.role == names.ROUTER and pod.deadline is None]
+
+    @property
+    def newest(self) -> list[PodView]:
+        """Return the pods that should serve: the routers and the workers of the newest revision."""
+        workers = [pod for group in self.live if group.revision == self.revision for pod in group.pods]
+        return self.routers + workers
+
+
+def statements(situation: Situation) -> list[Statement]:
+    """Return every statement that can be made about the pool."""
+    failure = first_failure(situation.newest)
+    routable = _routable(situation, failure)
+    result = [
+        _ready(routable, failure),
+        _progressing(situation, failure),
+        _placed(situation),
+        routable,
+    ]
+    spec = situation.observed.pool.spec
+    if spec.prefill is not None:
+        result.append(_not_measured("HandoffWorking", "no handoff has been measured yet"))
+    if spec.objectives.ttft or spec.objectives.itl:
+        result.append(_not_measured("WithinObjectives", "latency is not compared with the objectives yet"))
+    return result
+
+
+def _not_measured(kind: str, message: str) -> Statement:
+    return Statement(kind, "Unknown", "NotMeasured", message)
+
+
+def _ready(routable: Statement, failure: Failure | None) -> Statement:
+    if failure:
+        return Statement("Ready", "False", failure.reason, failure.message)
+    if routable.status != "True":
+        return Statement("Ready", "False", routable.reason, routable.message)
+    return Statement("Ready", "True", "Serving", "the pool answers")
+
+
+def _routable(situation: Situation, failure: Failure | None) -> Statement:
+    spec = situation.observed.pool.spec
+    because = f"; {failure.message}" if failure else ""
+
+    def no(reason: str, message: str) -> Statement:
+        return Statement("Routable", "False", reason, message)
+
+    if spec.routing.replicas == 0 or situation.wanted["decode"] == 0:
+        field = "decode.replicas" if situation.wanted["decode"] == 0 else "routing.replicas"
+        return no("ScaledToZero", f"{field} is 0; set it to 1 or more to serve")
+    if not any(pod.ready for pod in situation.routers):
+        return no("RouterNotReady", f"no router pod is ready{because}")
+    ready = [group for group in situation.live if group.ready]
+    for role in needed_roles(situation.wanted):
+        if not any(group.role == role for group in ready):
+            return no(f"No{role.capitalize()}Ready", f"no {role} group is ready{because}")
+    if not _pairs(ready, needed_roles(situation.wanted)):
+        return no("NoPair", "no revision has a ready group of every role, and a handoff works only within one")
+    return Statement("Routable", "True", "Routable", "the router and at least one group of every role are ready")
+
+
+def needed_roles(wanted: Mapping[str, int]) -> list[str]:
+    """Return the roles that must have a group for the pool to serve."""
+    return [role for role in protocol.ROLES if wanted.get(role)]
+
+
+def _pairs(ready: Iterable[Group], roles: Iterable[str]) -> bool:
+    by_role = {role: {group.revision for group in ready if group.role == role} for role in roles}
+    return bool(set.intersection(*by_role.values()))
+
+
+def _placed(situation: Situation) -> Statement:
+    pods = situation.routers + [pod for group in situation.live for pod in group.pods if pod.deadline is None]
+    failure = unplaced(pods)
+    if failure:
+        return Statement("Placed", "False", failure.reason, failure.message)
+    missing = sum(situation.wanted.values()) > len([g for g in situation.live if g.pods]) or any(
+        pod.scheduled is None for pod in pods
+    )
+    if missing:
+        return Statement("Placed", "Unknown", "Scheduling", "pods are being created or wait for the scheduler")
+    return Statement("Placed", "True", "PodsPlaced", "every pod has a node")
+
+
+def _progressing(situation: Situation, failure: Failure | None) -> Statement:
+    refusals = situation.observed.refusals
+    if refusals:
+        first = refusals[0]
+        return Statement(
+            "Progressing", "False", "Refused", f"the API server refused {first.kind} {first.name}: {first.message}"
+        )
+    if failure:
+        return Statement("Progressing", "False", failure.reason, failure.message)
+    waiting = _waiting(situation)
+    if waiting:
+        return Statement("Progressing", "True", "Waiting", waiting)
+    if situation.acting:
+        return Statement("Progressing", "True", "Changing", "objects of the pool are being created, changed or deleted")
+    return Statement("Progressing", "False", "Complete", "everything is as the pool wants it")
+
+
+def _waiting(situation: Situation) -> str:
+    """Return what a change waits for, empty when it waits for nothing."""
+    parts = []
+    for role, count in situation.wanted.items():
+        ready = sum(
+            group.ready for group in situation.live if (group.role, group.revision) == (role, situation.revision)
+        )
+        if ready < count:
+            parts.append(f"{ready} of {count} {role} groups of revision {situation.revision} are ready")
+    routers = sum(pod.ready for pod in situation.routers)
+    if routers < situation.observed.pool.spec.routing.replicas:
+        parts.append(f"{routers} of {situation.observed.pool.spec.routing.replicas} router pods are ready")
+    leaving = sum(group.retired for group in situation.groups)
+    old = sum(group.revision != situation.revision for group in situation.live)
+    if leaving or old:
+        parts.append(f"{leaving + old} groups are to go")
+    return "; ".join(parts)
+
+
+def with_times(
+    found: Iterable[Statement], before: Iterable[Mapping[str, Any]], generation: int, now: float
+) -> list[dict[str, Any]]:
+    """Return the conditions; the time of one whose status did not change stays."""
+    earlier = {item["type"]: item for item in before}
+    result = []
+    for item in found:
+        known = earlier.get(item.type)
+        kept = known["lastTransitionTime"] if known and known["status"] == item.status else timestamp(now)
+        result.append(
+            {
+                "type": item.type,
+                "status": item.status,
+                "reason": item.reason,
+                "message": item.message,
+                "lastTransitionTime": kept,
+                "observedGeneration": generation,
+            }
+        )
+    return result

@@ -1,0 +1,192 @@
+"""What the operator saw, trimmed to what planning needs: the caches of thousands of pods stay small.
+
+The functions here read objects as the API server sends them. Nothing in them fails on a missing field: an object in
+the middle of its creation has few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from twinpool.core import protocol
+
+if TYPE_CHECKING:
+    from twinpool.core.spec import InferencePool
+
+Body = Mapping[str, Any]
+
+
+def seconds(timestamp: str | None) -> float | None:
+    """Return the seconds since 1970 of a Kubernetes timestamp, or None for None."""
+    return None if timestamp is None else datetime.fromisoformat(timestamp).timestamp()
+
+
+def timestamp(now: float) -> str:
+    """Return the Kubernetes timestamp of ``now``, in whole seconds."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How a container's process ended."""
+
+    reason: str
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerView:
+    """One container of a pod."""
+
+    name: str
+    image: str
+    ready: bool = False
+    restarts: int = 0
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    terminated: Termination | None = None
+    last_terminated: Termination | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod of a pool."""
+
+    name: str
+    role: str
+    group: str = ""
+    revision: str = ""
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    ready: bool = False
+    #: When the pod's grace period ends, in seconds since 1970; None while nobody asked it to go.
+    deadline: float | None = None
+    #: True or False once the scheduler said so, None before.
+    scheduled: bool | None = None
+    scheduler_message: str = ""
+    containers: tuple[ContainerView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An object that belongs to a pool. ``content`` is the object without server-side metadata and status."""
+
+    kind: str
+    name: str
+    uid: str
+    resource_version: str
+    content: Body
+    deleting: bool = False
+    #: Pods that a StatefulSet's controller counts; 0 for other kinds.
+    pods: int = 0
+    #: Whether the object's own controller has seen the newest spec.
+    seen: bool = True
+    #: Digest of the wanted content that gave exactly this content when it was last applied: the API server rewrites
+    #: some values (``1024Mi`` becomes ``1Gi``), which is no drift.
+    settled: str | None = None
+
+    def annotation(self, key: str) -> str | None:
+        """Return an annotation's value."""
+        value: str | None = self.content["metadata"]["annotations"].get(key)
+        return value
+
+    def label(self, key: str) -> str:
+        """Return a label's value, empty when there is none."""
+        value: str = self.content["metadata"]["labels"].get(key, "")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A write that the API server refused when this pool was last reconciled."""
+
+    kind: str
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A pool and everything that belongs to it."""
+
+    pool: InferencePool
+    children: tuple[Child, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+def pool_key(body: Body) -> tuple[str, str] | None:
+    """Return namespace and name of the pool that a child or pod belongs to, or None for strangers."""
+    metadata = body.get("metadata") or {}
+    pool = (metadata.get("labels") or {}).get(protocol.LABEL_POOL)
+    return (metadata.get("namespace") or "", pool) if pool else None
+
+
+def read_child(kind: str, body: Body) -> Child:
+    """Trim a child to what planning needs."""
+    metadata = body["metadata"]
+    status = body.get("status") or {}
+    content = {key: value for key, value in body.items() if key not in ("metadata", "status", "apiVersion", "kind")}
+    content["metadata"] = {
+        "labels": dict(metadata.get("labels") or {}),
+        "annotations": dict(metadata.get("annotations") or {}),
+        "ownerReferences": list(metadata.get("ownerReferences") or ()),
+    }
+    return Child(
+        kind=kind,
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        resource_version=metadata.get("resourceVersion", ""),
+        content=content,
+        deleting=metadata.get("deletionTimestamp") is not None,
+        pods=status.get("replicas", 0),
+        seen=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
+    )
+
+
+def read_pod(body: Body) -> PodView:
+    """Trim a pod to what planning needs."""
+    metadata, status = body["metadata"], body.get("status") or {}
+    labels = metadata.get("labels") or {}
+    conditions = {item["type"]: item for item in status.get("conditions") or ()}
+    placed = conditions.get("PodScheduled")
+    reports = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    return PodView(
+        name=metadata["name"],
+        role=labels.get(protocol.LABEL_ROLE, ""),
+        group=labels.get(protocol.LABEL_GROUP, ""),
+        revision=labels.get(protocol.LABEL_REVISION, ""),
+        phase=status.get("phase", "Pending"),
+        reason=status.get("reason", ""),
+        message=status.get("message", ""),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        deadline=seconds(metadata.get("deletionTimestamp")),
+        scheduled=None if placed is None else placed["status"] == "True",
+        scheduler_message="" if placed is None else placed.get("message", ""),
+        containers=tuple(_read_container(report) for report in reports),
+    )
+
+
+def _read_container(report: Body) -> ContainerView:
+    waiting = report.get("state", {}).get("waiting") or {}
+    return ContainerView(
+        name=report["name"],
+        image=report.get("image", ""),
+        ready=report.get("ready", False),
+        restarts=report.get("restartCount", 0),
+        waiting_reason=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        terminated=_read_termination(report.get("state", {}).get("terminated")),
+        last_terminated=_read_termination(report.get("lastState", {}).get("terminated")),
+    )
+
+
+def _read_termination(report: Body | None) -> Termination | None:
+    if report is None:
+        return None
+    return Termination(report.get("reason", ""), report.get("exitCode", 0), report.get("message", ""))

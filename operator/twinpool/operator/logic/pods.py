@@ -1,0 +1,283 @@
+"""The pod template of a worker: the engine's container with our launcher as its first process.
+
+What a user's ``podTemplate`` says is merged last, by the merge keys of Kubernetes. Identity labels, the launcher's
+command, the ports that others dial, probes and gates stay ours: a pod without them would not be a worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from twinpool.core import protocol
+from twinpool.core.protocol import WorkerConfig
+from twinpool.core.units import parse_duration
+from twinpool.operator.logic import names
+from twinpool.operator.logic.merge import merge
+
+if TYPE_CHECKING:
+    from twinpool.core.spec import InferencePool, WorkerRole
+    from twinpool.operator.logic.settings import Settings
+
+Template = dict[str, Any]
+
+#: Seconds that a pod gets beyond its drain timeout: the launcher's own shutdown and the kubelet's.
+GRACE_MARGIN = 15
+#: Where the volume of a ``pvc://`` model is mounted.
+MODEL_DIRECTORY = "/models"
+
+_LAUNCHER_VOLUME = "twinpool"
+_RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_DOWNWARD_ENV = {
+    "POD_IP": "status.podIP",
+    "POD_NAME": "metadata.name",
+    "POD_UID": "metadata.uid",
+    "POD_NAMESPACE": "metadata.namespace",
+}
+
+
+def worker_template(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) -> Template:
+    """Return the pod template of a role, without what a group and a revision add (:func:`with_revision`)."""
+    ours = _base(pool, name, role, settings)
+    return enforced(merge(ours, role.pod_template), ours)
+
+
+def with_revision(template: Template, revision: str) -> Template:
+    """Return the template as the pods of ``revision`` have it: in their labels and in the launcher's settings."""
+    spec = template["spec"]
+    containers = [
+        {**container, "env": [_revised(entry, revision) for entry in container["env"]]}
+        if container["name"] == protocol.ENGINE_CONTAINER
+        else container
+        for container in spec["containers"]
+    ]
+    labelled = merge(template["metadata"], {"labels": {protocol.LABEL_REVISION: revision}})
+    return {"metadata": labelled, "spec": {**spec, "containers": containers}}
+
+
+def _revised(entry: Mapping[str, Any], revision: str) -> Mapping[str, Any]:
+    if entry["name"] != protocol.WORKER_CONFIG_ENV:
+        return entry
+    config = dataclasses.replace(WorkerConfig.from_json(entry["value"]), revision=revision)
+    return {**entry, "value": config.to_json()}
+
+
+def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerConfig:
+    """Return what the launcher is told; the revision is filled in by :func:`with_revision`."""
+    model, engine = pool.spec.model, pool.spec.engine
+    disaggregated = pool.spec.prefill is not None
+    return WorkerConfig(
+        pool=pool.metadata.name,
+        namespace=pool.metadata.namespace,
+        role="aggregated" if not disaggregated else "prefill" if name == "prefill" else "decode",
+        revision="",
+        engine=engine.kind,
+        model=model.name,
+        model_path=model_path(pool),
+        python=engine.python,
+        model_revision=model.revision,
+        max_model_len=model.max_model_len,
+        tensor=role.parallelism.tensor,
+        gpus=gpus(pool, role),
+        connector=pool.spec.handoff.connector if disaggregated else None,
+        args=engine.args + role.engine.args,
+        startup_timeout=parse_duration(role.startup_timeout),
+        drain_timeout=parse_duration(role.drain_timeout),
+    )
+
+
+def gpus(pool: InferencePool, role: WorkerRole) -> int:
+    """Return the GPUs of one pod; none on the CPU, and none for the simulated engine."""
+    on_cpu = role.resources.gpu.per_node == 0 or pool.spec.engine.kind == "simulated"
+    return 0 if on_cpu else role.parallelism.tensor
+
+
+def model_path(pool: InferencePool) -> str:
+    """Return what the engine is told to load: an id of the Hugging Face hub or a path in the container."""
+    source = pool.spec.model.source or f"hf://{pool.spec.model.name}"
+    scheme, _, rest = source.partition("://")
+    if scheme == "pvc":
+        return f"{MODEL_DIRECTORY}/{rest.partition('/')[2]}".rstrip("/")
+    return rest
+
+
+def _base(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) -> Template:
+    engine, scheduling = pool.spec.engine, role.scheduling
+    spec: Template = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Always",
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": math.ceil(parse_duration(role.drain_timeout)) + GRACE_MARGIN,
+        "initContainers": [_inject_container(settings)],
+        "containers": [_engine_container(pool, name, role, settings)],
+        "volumes": _volumes(pool, role),
+    }
+    optional = {
+        "serviceAccountName": role.service_account_name,
+        "nodeSelector": dict(scheduling.node_selector),
+        "tolerations": [item.model_dump(by_alias=True, exclude_none=True) for item in scheduling.tolerations],
+        "priorityClassName": scheduling.priority_class_name,
+        "schedulerName": scheduling.scheduler_name,
+        "runtimeClassName": scheduling.runtime_class_name,
+        "imagePullSecrets": [{"name": secret.name} for secret in engine.image_pull_secrets],
+    }
+    spec.update({key: value for key, value in optional.items() if value})
+    return {"metadata": {"labels": names.labels(pool, name)}, "spec": spec}
+
+
+def _inject_container(settings: Settings) -> Template:
+    return {
+        "name": protocol.INJECT_CONTAINER,
+        "image": settings.worker_image,
+        "command": ["twinpool-worker", "inject", protocol.INJECT_DIRECTORY],
+        "securityContext": _RESTRICTED,
+        "volumeMounts": [{"name": _LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY}],
+    }
+
+
+def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) -> Template:
+    default = settings.vllm_image if pool.spec.engine.kind == "vllm" else settings.worker_image
+    return {
+        "name": protocol.ENGINE_CONTAINER,
+        "image": role.engine.image or pool.spec.engine.image or default,
+        "command": [pool.spec.engine.python, protocol.LAUNCHER_ZIPAPP, "run"],
+        "env": _environment(pool, name, role),
+        "ports": [
+            {"name": protocol.ENGINE_PORT_NAME, "containerPort": protocol.ENGINE_PORT, "protocol": "TCP"},
+            {"name": protocol.LAUNCHER_PORT_NAME, "containerPort": protocol.LAUNCHER_PORT, "protocol": "TCP"},
+        ],
+        "readinessProbe": _probe("/readyz", period=1, failures=1),
+        "livenessProbe": _probe("/healthz", period=10, failures=6),
+        "resources": _resources(pool, role),
+        "securityContext": _RESTRICTED,
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+        "volumeMounts": [
+            {"name": _LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the container's own shared memory
+            *([{"name": "model", "mountPath": MODEL_DIRECTORY, "readOnly": True}] if _claim(pool) else []),
+        ],
+    }
+
+
+def _probe(path: str, period: int, failures: int) -> Template:
+    return {
+        "httpGet": {"path": path, "port": protocol.LAUNCHER_PORT_NAME},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _environment(pool: InferencePool, name: str, role: WorkerRole) -> list[Template]:
+    env = [{"name": protocol.WORKER_CONFIG_ENV, "value": worker_config(pool, name, role).to_json()}, *downward_env()]
+    if pool.spec.model.secret_ref is not None:
+        secret = {"name": pool.spec.model.secret_ref.name, "key": "HF_TOKEN"}
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
+    given = [*pool.spec.engine.env, *role.engine.env]
+    by_name = {entry.name: entry.model_dump(by_alias=True, exclude_none=True) for entry in given}
+    ours = {entry["name"] for entry in env}
+    return env + [entry for key, entry in by_name.items() if key not in ours]
+
+
+def downward_env(wanted: tuple[str, ...] = tuple(_DOWNWARD_ENV)) -> list[Template]:
+    """Return the variables that tell a pod who it is."""
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": _DOWNWARD_ENV[name]}}} for name in wanted]
+
+
+def _resources(pool: InferencePool, role: WorkerRole) -> Template:
+    resources, count = role.resources, gpus(pool, role)
+    requests: Template = {}
+    limits: Template = {}
+    if resources.cpu:
+        requests["cpu"] = resources.cpu
+    if resources.memory:
+        requests["memory"] = limits["memory"] = resources.memory
+    if count:
+        limits[resources.gpu.resource] = str(count)
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def _claim(pool: InferencePool) -> str:
+    """Return the name of the volume claim that holds the model, empty when it is elsewhere."""
+    scheme, _, rest = (pool.spec.model.source or "").partition("://")
+    return rest.partition("/")[0] if scheme == "pvc" else ""
+
+
+def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
+    volumes: list[Template] = [
+        {"name": _LAUNCHER_VOLUME, "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": role.resources.shm}},
+    ]
+    if claim := _claim(pool):
+        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    return volumes
+
+
+def enforced(merged: Template, ours: Template) -> Template:
+    """Return the merged template with the parts that must stay ours put back."""
+    given = merged["spec"] if isinstance(merged.get("spec"), Mapping) else {}
+    base = ours["spec"]
+    free = {key: value for key, value in given.items() if key not in ("schedulingGates", "readinessGates")}
+    spec = {**base, **free, "restartPolicy": base["restartPolicy"]}
+    spec["containers"] = _enforced_containers(spec["containers"], base["containers"])
+    if "initContainers" in base:
+        spec["initContainers"] = _enforced_containers(spec["initContainers"], base["initContainers"])
+    if "volumes" in base:
+        own = {entry["name"] for entry in base["volumes"]}
+        others = [entry for entry in _entries(spec["volumes"]) if entry.get("name") not in own]
+        spec["volumes"] = [*base["volumes"], *others]
+    return {"metadata": _enforced_metadata(merged.get("metadata"), ours["metadata"]), "spec": spec}
+
+
+def _enforced_metadata(given: Any, ours: Template) -> Template:
+    metadata = given if isinstance(given, Mapping) else {}
+    kept = {key: metadata[key] for key in ("annotations", "labels") if isinstance(metadata.get(key), Mapping)}
+    return merge(kept, ours)
+
+
+def _entries(value: Any) -> list[Template]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _enforced_containers(given: Any, ours: list[Template]) -> list[Template]:
+    """Put our containers first, each with what must stay, and keep the others as they are."""
+    by_name = {container["name"]: container for container in ours}
+    entries = _entries(given)
+    found = {entry["name"]: entry for entry in entries if entry.get("name") in by_name}
+    fixed = [_enforced_container(found.get(name, base), base) for name, base in by_name.items()]
+    return fixed + [entry for entry in entries if entry.get("name") not in by_name]
+
+
+#: Fields of our containers that a podTemplate cannot change.
+_LOCKED = ("command", "readinessProbe", "livenessProbe", "terminationMessagePath", "terminationMessagePolicy")
+#: Fields of our containers that a podTemplate cannot add.
+_ABSENT = ("args", "startupProbe", "restartPolicy")
+
+
+def _enforced_container(given: Template, ours: Template) -> Template:
+    container = {key: value for key, value in given.items() if key not in (*_LOCKED, *_ABSENT)}
+    container.update({key: ours[key] for key in _LOCKED if key in ours})
+    for field, key in (("ports", "containerPort"), ("volumeMounts", "mountPath"), ("env", "name")):
+        own = ours.get(field, [])
+        if not own:
+            continue
+        taken = {entry[key] for entry in own} | ({entry["name"] for entry in own} if field == "ports" else set())
+        locked = [entry for entry in own if field != "env" or _managed(entry["name"])]
+        others = [entry for entry in _entries(container.get(field)) if _free(field, entry, key, taken)]
+        container[field] = [*locked, *others]
+    return container
+
+
+def _managed(variable: str) -> bool:
+    return variable in protocol.MANAGED_ENV or variable.startswith("TWINPOOL_")
+
+
+def _free(field: str, entry: Template, key: str, taken: set[Any]) -> bool:
+    """Return whether an entry of a user's list may stand beside ours."""
+    if field == "env":
+        return not _managed(str(entry.get("name")))
+    return entry.get(key) not in taken and (field != "ports" or entry.get("name") not in taken)

@@ -1,0 +1,158 @@
+"""The router of a pool: its Deployment, its Service, and the right to watch the pods of its namespace."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from twinpool.core import protocol
+from twinpool.core.protocol import RouterConfig
+from twinpool.core.units import parse_duration
+from twinpool.operator.logic import names
+from twinpool.operator.logic.merge import merge
+from twinpool.operator.logic.pods import GRACE_MARGIN, downward_env, enforced
+
+if TYPE_CHECKING:
+    from twinpool.core.spec import InferencePool
+    from twinpool.operator.logic.settings import Settings
+
+Body = dict[str, Any]
+
+#: An unprivileged user without an entry in any image.
+_USER = 65532
+
+
+def router_objects(pool: InferencePool, settings: Settings, last_serial: int) -> list[Body]:
+    """Return the objects of the router, those first that others need."""
+    return [
+        _object(pool, "v1", "ServiceAccount", {"automountServiceAccountToken": False}),
+        _role(pool),
+        _role_binding(pool),
+        _service(pool, last_serial),
+        _deployment(pool, settings),
+    ]
+
+
+def router_config(pool: InferencePool) -> RouterConfig:
+    """Return what the routers are told."""
+    disaggregated = pool.spec.prefill is not None
+    return RouterConfig(
+        pool=pool.metadata.name,
+        namespace=pool.metadata.namespace,
+        models=(pool.spec.model.name,),
+        disaggregated=disaggregated,
+        connector=pool.spec.handoff.connector if disaggregated else None,
+        policy=pool.spec.routing.policy,
+        drain_timeout=_drain_timeout(pool),
+    )
+
+
+def endpoint(pool: InferencePool) -> str:
+    """Return the pool's URL inside the cluster."""
+    port = pool.spec.routing.service.port
+    suffix = "" if port == protocol.SERVICE_PORT else f":{port}"
+    return f"http://{names.child_name(pool, names.ROUTER)}.{pool.metadata.namespace}.svc{suffix}"
+
+
+def _drain_timeout(pool: InferencePool) -> float:
+    return max(parse_duration(role.drain_timeout) for role in names.roles(pool).values())
+
+
+def _object(pool: InferencePool, api_version: str, kind: str, content: Body) -> Body:
+    name = names.child_name(pool, names.ROUTER)
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": names.metadata(pool, name, names.ROUTER),
+        **content,
+    }
+
+
+def _role(pool: InferencePool) -> Body:
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    return _object(pool, "rbac.authorization.k8s.io/v1", "Role", {"rules": rules})
+
+
+def _role_binding(pool: InferencePool) -> Body:
+    name = names.child_name(pool, names.ROUTER)
+    content = {
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": pool.metadata.namespace}],
+    }
+    return _object(pool, "rbac.authorization.k8s.io/v1", "RoleBinding", content)
+
+
+def _service(pool: InferencePool, last_serial: int) -> Body:
+    service = pool.spec.routing.service
+    port = {
+        "name": protocol.ROUTER_PORT_NAME,
+        "port": service.port,
+        "targetPort": protocol.ROUTER_PORT_NAME,
+        "protocol": "TCP",
+    }
+    spec = {"type": service.type, "selector": names.selector(pool, names.ROUTER), "ports": [port]}
+    annotations = {**service.annotations, names.LAST_SERIAL_ANNOTATION: str(last_serial)}
+    return merge(_object(pool, "v1", "Service", {"spec": spec}), {"metadata": {"annotations": annotations}})
+
+
+def _deployment(pool: InferencePool, settings: Settings) -> Body:
+    ours = {
+        "metadata": {"labels": names.labels(pool, names.ROUTER)},
+        "spec": {
+            "automountServiceAccountToken": True,
+            "containers": [_container(pool, settings)],
+            "enableServiceLinks": False,
+            "imagePullSecrets": [{"name": secret.name} for secret in pool.spec.engine.image_pull_secrets],
+            "restartPolicy": "Always",
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "serviceAccountName": names.child_name(pool, names.ROUTER),
+            "terminationGracePeriodSeconds": math.ceil(_drain_timeout(pool)) + GRACE_MARGIN,
+        },
+    }
+    template = enforced(merge(ours, pool.spec.routing.pod_template), ours)
+    spec = {
+        "replicas": pool.spec.routing.replicas,
+        "selector": {"matchLabels": names.selector(pool, names.ROUTER)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": template,
+    }
+    return _object(pool, "apps/v1", "Deployment", {"spec": spec})
+
+
+def _container(pool: InferencePool, settings: Settings) -> Body:
+    resources = pool.spec.routing.resources
+    return {
+        "name": protocol.ROUTER_CONTAINER,
+        "image": settings.router_image,
+        "command": ["twinpool-router"],
+        "env": [
+            {"name": protocol.ROUTER_CONFIG_ENV, "value": router_config(pool).to_json()},
+            *downward_env(("POD_IP", "POD_NAME", "POD_NAMESPACE")),
+        ],
+        "ports": [
+            {"name": protocol.ROUTER_PORT_NAME, "containerPort": protocol.ROUTER_PORT, "protocol": "TCP"},
+            {"name": protocol.ROUTER_ADMIN_PORT_NAME, "containerPort": protocol.ROUTER_ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "readinessProbe": _probe("/ready", period=1, failures=1),
+        "livenessProbe": _probe("/health", period=10, failures=6),
+        "resources": {
+            "requests": {"cpu": resources.cpu, "memory": resources.memory},
+            "limits": {"memory": resources.memory},
+        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _probe(path: str, period: int, failures: int) -> Body:
+    return {
+        "httpGet": {"path": path, "port": protocol.ROUTER_ADMIN_PORT_NAME},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,78 @@
+"""The status of a pool, derived from its live children: a lost status loses transition times and nothing else."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from twinpool.operator.logic import names
+from twinpool.operator.logic.conditions import Situation, Statement, statements, with_times
+from twinpool.operator.logic.router_objects import endpoint
+
+if TYPE_CHECKING:
+    from twinpool.core.spec import InferencePool
+
+Status = dict[str, Any]
+
+
+def status(situation: Situation, now: float) -> Status:
+    """Return the whole status as the API server stores it."""
+    pool = situation.observed.pool
+    result: Status = {
+        "observedGeneration": pool.metadata.generation,
+        "conditions": with_times(statements(situation), conditions_of(pool), pool.metadata.generation, now),
+        "router": _router(situation),
+        "revision": situation.revision,
+        "endpoint": endpoint(pool),
+    }
+    for role in names.roles(pool):
+        result[role] = _role(situation, role)
+    if pool.spec.prefill is not None:
+        result["ratio"] = ratio(result["prefill"]["ready"], result["decode"]["ready"])
+    objectives = pool.spec.objectives.model_dump(by_alias=True, exclude_none=True)
+    if pool.spec.objectives.ttft or pool.spec.objectives.itl:
+        result["objectives"] = objectives
+    return result
+
+
+def unreadable(pool_status: Status, generation: int, message: str, now: float) -> Status:
+    """Return the status of a pool that cannot be parsed; the rest of what it said before stays."""
+    found = Statement("Ready", "False", "InvalidSpec", f"the pool cannot be read: {message}")
+    conditions = with_times([found], pool_status.get("conditions", ()), generation, now)
+    return {**pool_status, "observedGeneration": generation, "conditions": conditions}
+
+
+def conditions_of(pool: InferencePool) -> list[dict[str, Any]]:
+    """Return the conditions that the pool carries."""
+    return [item.model_dump(by_alias=True) for item in pool.status.conditions]
+
+
+def ratio(prefill: int, decode: int) -> str:
+    """Return ready prefill to ready decode groups in lowest terms."""
+    factor = gcd(prefill, decode) or 1
+    return f"{prefill // factor}:{decode // factor}"
+
+
+def _role(situation: Situation, role: str) -> Status:
+    groups = [group for group in situation.live if group.role == role]
+    ready = sum(group.ready for group in groups)
+    desired = situation.wanted[role]
+    return {
+        "desired": desired,
+        "created": len(groups),
+        "ready": ready,
+        "updated": sum(group.revision == situation.revision for group in groups),
+        "summary": f"{ready}/{desired}",
+    }
+
+
+def _router(situation: Situation) -> Status:
+    pods, desired = situation.routers, situation.observed.pool.spec.routing.replicas
+    ready = sum(pod.ready for pod in pods)
+    return {
+        "desired": desired,
+        "created": len(pods),
+        "ready": ready,
+        "updated": len(pods),
+        "summary": f"{ready}/{desired}",
+    }

@@ -1,0 +1,45 @@
+"""What the operator measures about itself."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+
+class Metrics:
+    """The operator's metrics in a registry of their own, so that two operators fit into one process (tests)."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciles = Counter(
+            "twinpool_operator_reconciles_total",
+            "Pools that were planned and acted upon, by result.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.reconcile_seconds = Histogram(
+            "twinpool_operator_reconcile_seconds",
+            "Time to plan a pool and act upon the plan.",
+            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
+            registry=self.registry,
+        )
+        self.queue_depth = Gauge(
+            "twinpool_operator_queue_depth", "Pools that wait to be planned.", registry=self.registry
+        )
+        self.api_requests = Counter(
+            "twinpool_operator_api_requests_total",
+            "Requests to the API server beside the watches, by verb and HTTP status (error: no answer).",
+            ["verb", "code"],
+            registry=self.registry,
+        )
+        self.leader = Gauge(
+            "twinpool_operator_leader", "1 while this operator holds the Lease and may write.", registry=self.registry
+        )
+        self.last_event = Gauge(
+            "twinpool_operator_last_event_timestamp_seconds",
+            "When the last event of a watch arrived, in seconds since 1970.",
+            registry=self.registry,
+        )
+
+    def text(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        return generate_latest(self.registry)

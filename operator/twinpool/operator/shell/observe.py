@@ -1,0 +1,85 @@
+"""From the caches to one :class:`Observed`, and the memory of what was written last."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from twinpool.core.spec import InferencePool
+from twinpool.operator.logic.drift import contains_wanted, digest
+from twinpool.operator.logic.observed import Child, Observed, Refusal, read_child
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from twinpool.operator.shell.watch import Cache, PoolKey
+
+#: Metadata of a pool that planning reads.
+_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "annotations", "labels", "deletionTimestamp")
+
+
+class Memory:
+    """What this process remembers about its own writes; losing it costs one repeated write per odd child."""
+
+    def __init__(self) -> None:
+        self._settled: dict[tuple[PoolKey, str, str], tuple[str, str, str]] = {}
+        self._refusals: dict[PoolKey, tuple[Refusal, ...]] = {}
+
+    def applied(self, key: PoolKey, wanted: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        """Remember an apply that the API server took but stored differently (``1024Mi`` as ``1Gi``)."""
+        child = read_child(wanted["kind"], answer)
+        place = (key, child.kind, child.name)
+        if contains_wanted(child, wanted):
+            self._settled.pop(place, None)
+        else:
+            self._settled[place] = (child.uid, digest(child.content), digest(wanted))
+
+    def refused(self, key: PoolKey, refusals: tuple[Refusal, ...]) -> bool:
+        """Remember what was refused in the last reconciliation; return whether that is news."""
+        news = self._refusals.get(key, ()) != refusals
+        if refusals:
+            self._refusals[key] = refusals
+        else:
+            self._refusals.pop(key, None)
+        return news
+
+    def forget(self, key: PoolKey) -> None:
+        """Forget a pool that is gone."""
+        self._refusals.pop(key, None)
+        for place in [place for place in self._settled if place[0] == key]:
+            del self._settled[place]
+
+    def refusals(self, key: PoolKey) -> tuple[Refusal, ...]:
+        """Return what was refused in the last reconciliation."""
+        return self._refusals.get(key, ())
+
+    def with_settled(self, key: PoolKey, child: Child) -> Child:
+        """Return the child with the digest of what gave it, if it still is as that left it."""
+        known = self._settled.get((key, child.kind, child.name))
+        if known is None or known[:2] != (child.uid, digest(child.content)):
+            return child
+        return dataclasses.replace(child, settled=known[2])
+
+
+def read_pool(body: Mapping[str, Any]) -> InferencePool:
+    """Parse a pool.
+
+    Raises
+    ------
+    ValueError
+        When it does not fit the API types (it was stored by another version of the CRD).
+    """
+    metadata = {key: value for key, value in body["metadata"].items() if key in _METADATA}
+    return InferencePool.model_validate({"metadata": metadata, "spec": body["spec"], "status": body["status"]})
+
+
+def observe(key: PoolKey, pool: InferencePool, cache: Cache, memory: Memory) -> Observed:
+    """Return everything that is known about a pool. Children of an earlier pool of the same name are not its own."""
+    own = [child for child in cache.children(key) if owned(child, pool.metadata.uid)]
+    children = tuple(memory.with_settled(key, child) for child in own)
+    return Observed(pool, children, cache.pods(key), memory.refusals(key))
+
+
+def owned(child: Child, uid: str) -> bool:
+    """Return whether the pool with ``uid`` owns the child."""
+    return any(owner.get("uid") == uid for owner in child.content["metadata"]["ownerReferences"])

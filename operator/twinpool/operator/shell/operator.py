@@ -1,0 +1,190 @@
+"""The running operator: watches, workers, Lease and health endpoint, started and stopped in the right order.
+
+Stopping matters: the workers end first, then the Lease is given back, so that a follower takes over at once and two
+operators never write at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from dataclasses import dataclass, field
+
+import kopf
+
+from twinpool.core import protocol
+from twinpool.operator.logic.settings import Settings
+from twinpool.operator.shell.apply import Executor
+from twinpool.operator.shell.cluster import ApiRefused, Cluster, configuration
+from twinpool.operator.shell.health import STUCK_AFTER, health_application, serve
+from twinpool.operator.shell.lease import Leadership, LeaseTimes
+from twinpool.operator.shell.loop import Reconciler
+from twinpool.operator.shell.metrics import Metrics
+from twinpool.operator.shell.observe import Memory
+from twinpool.operator.shell.queue import WorkQueue
+from twinpool.operator.shell.watch import Cache, PoolKey, watch_registry, watch_settings
+
+_log = logging.getLogger(__name__)
+
+#: Pools that are reconciled at the same time.
+WORKERS = 4
+#: Seconds between two looks for the CRD while it is missing.
+CRD_RETRY = 2.0
+#: Seconds for a reconciliation that is running when the operator is told to stop.
+STOP_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How this operator was started."""
+
+    identity: str
+    host: str = "0.0.0.0"  # noqa: S104 - the kubelet's probes come from outside the pod
+    port: int = 8080
+    #: Namespace to serve; empty serves all.
+    namespace: str = ""
+    lease_namespace: str = "twinpool-system"
+    lease_name: str = "twinpool-operator"
+    settings: Settings = field(default_factory=Settings)
+    times: LeaseTimes = field(default_factory=LeaseTimes)
+
+
+class Operator:
+    """One operator process."""
+
+    def __init__(self, options: Options, cluster: Cluster, metrics: Metrics) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._cluster = cluster
+        self._cache = Cache()
+        self._queue: WorkQueue[PoolKey] = WorkQueue()
+        self._memory = Memory()
+        self._synced = False
+        self._leadership = Leadership(
+            cluster,
+            options.lease_namespace,
+            options.lease_name,
+            options.identity,
+            options.times,
+            changed=self._leader_changed,
+        )
+        executor = Executor(cluster, self._leadership, self._memory)
+        self._reconciler = Reconciler(
+            self._cache, self._queue, self._leadership, executor, self._memory, options.settings, metrics
+        )
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT, or until a watch fails for good (which ends the process with an error)."""
+        application = health_application(self._not_ready, self._stuck, self._metrics)
+        runner = await serve(application, self._options.host, self._options.port)
+        stop = asyncio.Event()
+        _stop_on_signals(stop)
+        try:
+            if await self._crd_is_there(stop):
+                await self._run_until(stop)
+        finally:
+            await runner.cleanup()
+
+    async def _run_until(self, stop: asyncio.Event) -> None:
+        workers = [asyncio.create_task(self._reconciler.work(), name=f"worker-{n}") for n in range(WORKERS)]
+        lease = asyncio.create_task(self._leadership.run(), name="lease")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        ended = asyncio.Event()
+        watching = asyncio.create_task(self._watch(stop, ended), name="watches")
+        try:
+            tasks = [*workers, lease, stopping, watching]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            failed = [task for task in done if task is not stopping]
+        finally:
+            await self._stop(workers, lease)
+            stopping.cancel()
+            ended.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+        for task in failed:
+            task.result()
+            raise RuntimeError(f"the task {task.get_name()} ended although nobody stopped it")
+
+    async def _stop(self, workers: list[asyncio.Task[None]], lease: asyncio.Task[None]) -> None:
+        """Let running reconciliations end, stop the rest, and give the Lease back."""
+        await self._reconciler.drain(STOP_TIMEOUT)
+        for task in (*workers, lease):
+            task.cancel()
+        await asyncio.gather(*workers, lease, return_exceptions=True)
+        await self._leadership.release()
+
+    async def _watch(self, stop: asyncio.Event, ended: asyncio.Event) -> None:
+        namespaces = [self._options.namespace] if self._options.namespace else []
+        tasks = await kopf.spawn_tasks(
+            registry=watch_registry(self._cache, self._seen),
+            settings=watch_settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            stop_flag=ended,
+        )
+        _stop_on_signals(stop)  # kopf has just taken the signals for itself
+        await kopf.run_tasks(tasks, ignored=asyncio.all_tasks() - set(tasks))
+
+    async def _crd_is_there(self, stop: asyncio.Event) -> bool:
+        """Wait for the CRD; kopf would never notice one that comes later, since it scans nothing."""
+        told = False
+        while not stop.is_set():
+            try:
+                self._synced = not await self._cluster.any(protocol.KIND, self._options.namespace)
+                return True
+            except ApiRefused as error:
+                if not told:
+                    _log.warning("%s", _crd_problem(error))
+                told = error.code == 404
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), CRD_RETRY)
+        return False
+
+    def _seen(self, key: PoolKey) -> None:
+        self._synced = True
+        self._metrics.last_event.set(time.time())
+        self._queue.add(key)
+        self._metrics.queue_depth.set(len(self._queue))
+
+    def _leader_changed(self, ours: bool) -> None:
+        self._metrics.leader.set(int(ours))
+        if ours:
+            for key in self._cache.pools():
+                self._queue.add(key)
+
+    def _not_ready(self) -> str:
+        return "" if self._synced else "the caches are not filled yet"
+
+    def _stuck(self) -> str:
+        now = asyncio.get_running_loop().time()
+        stuck = [key for key, began in self._reconciler.running.items() if now - began > STUCK_AFTER]
+        return f"reconciling {'/'.join(stuck[0])} does not end" if stuck else ""
+
+
+def _crd_problem(error: ApiRefused) -> str:
+    name = f"{protocol.PLURAL}.{protocol.GROUP}"
+    if error.code == 404:
+        return f"the CRD {name} is not installed; waiting for it - kubectl apply -f crds/{name}.yaml"
+    if error.code == 403:
+        return f"{error.message} - apply deploy/operator.yaml, or start with --namespace where only that is allowed"
+    return f"the pools cannot be listed: {error}"
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+async def run_operator(options: Options) -> None:
+    """Connect and run until stopped."""
+    metrics = Metrics()
+    cluster = Cluster(await configuration(), metrics)
+    try:
+        await Operator(options, cluster, metrics).run()
+    finally:
+        await cluster.close()
