@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,11 @@ from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from twinpool.core.protocol import WorkerConfig
+
+_SECRET = re.compile("(token|key|secret|password)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,21 @@ class Command:
     environment: Mapping[str, str]
     #: True when the engine runs on the CPU.
     on_cpu: bool
+
+
+def redacted(argv: Sequence[str]) -> list[str]:
+    """Return ``argv`` for a log: values of flags that are named for a token, key, secret or password become ``***``."""
+    shown = []
+    hide_next = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        secret = word.startswith("-") and _SECRET.search(name) is not None
+        if secret and equals:
+            shown.append(f"{name}=***")
+        else:
+            shown.append("***" if hide_next and not word.startswith("-") else word)
+        hide_next = secret and not equals
+    return shown
 
 
 def simulated_command(config: WorkerConfig, pod: Pod, environment: Mapping[str, str], python: str) -> Command:

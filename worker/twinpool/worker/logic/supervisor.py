@@ -8,14 +8,17 @@ Rules that always hold:
 * An engine that ends before it was ever ready ends the launcher with its reason, so that the kubelet's back-off holds
   back a pod that cannot start. One that ends later is restarted in place: its weights are in the page cache, its pod
   and address stay. Five restarts within ten minutes are too many; then the pod ends too.
-* Draining waits until the engine is idle, then asks it to stop. vLLM cuts running streams on SIGTERM and answers new
-  requests with HTTP 200 and ``finish_reason: abort``, so a busy engine is signalled only when time is out.
+* Draining waits until the engine is idle and nobody will pull KV blocks from it any more, then asks it to stop. vLLM
+  cuts running streams on SIGTERM and answers new requests with HTTP 200 and ``finish_reason: abort``, so a busy engine
+  is signalled only when time is out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Literal, Union
+
+from twinpool.core.protocol import KV_LEASE_SECONDS
 
 Phase = Literal["new", "starting", "probing", "ready", "backoff", "draining", "stopping", "stopped"]
 PHASES: tuple[Phase, ...] = ("new", "starting", "probing", "ready", "backoff", "draining", "stopping", "stopped")
@@ -78,10 +81,11 @@ class ProbeEnded:
 
 @dataclass(frozen=True)
 class LoadSeen:
-    """Whether the engine still works for somebody; None when it did not say."""
+    """Whether requests run or wait (None when the engine did not say), and whether KV blocks wait to be pulled."""
 
     epoch: int
     busy: bool | None
+    kv_held: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ class State:
     deadline: float | None = None
     #: When to look at the engine next; None while an answer is outstanding or nothing is to be looked at.
     next_check: float | None = None
+    #: Since when no request ran or waited, while draining.
     idle_since: float | None = None
     started_at: float = 0.0
     #: Seconds the last successful start took.
@@ -310,7 +315,9 @@ def _load(state: State, event: LoadSeen, now: float) -> Step:
     if event.busy is not False:
         return replace(state, next_check=now + CHECK_INTERVAL, idle_since=None), ()
     since = now if state.idle_since is None else state.idle_since
-    if now - since >= IDLE_SECONDS:
+    # A block that nobody pulled within its lease is lost to decode anyway, whatever the engine reports.
+    quiet = KV_LEASE_SECONDS if event.kv_held else IDLE_SECONDS
+    if now - since >= quiet:
         return _stop(replace(state, reason="drained: the engine is idle"), now)
     return replace(state, next_check=now + CHECK_INTERVAL, idle_since=since), ()
 

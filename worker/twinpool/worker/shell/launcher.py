@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.worker.engines.command import Pod
+from twinpool.worker.engines.command import Pod, redacted
 from twinpool.worker.engines.select import engine_command
 from twinpool.worker.logic import load, supervisor
 from twinpool.worker.logic.failure import failure_reason, termination_message
@@ -105,7 +105,7 @@ class Launcher:
         if self._config.engine == "vllm" and command.on_cpu:
             wanted = f"{self._config.gpus} were asked for" if self._config.gpus else "none was asked for"
             log(f"WARNING: NO GPU IS USED ({wanted}, {visible_gpus()} visible): vLLM runs on the CPU, slowly")
-        log(f"{self._config.role} of pool {self._config.pool} starts {shlex.join(command.argv)}")
+        log(f"{self._config.role} of pool {self._config.pool} starts {shlex.join(redacted(command.argv))}")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
@@ -181,7 +181,10 @@ class Launcher:
             reason = self._client.probe(action.timeout)
             self._events.put(supervisor.ProbeEnded(action.epoch, not reason, reason))
         else:
-            self._events.put(supervisor.LoadSeen(action.epoch, load.busy(self._client.metrics())))
+            metrics = self._client.metrics()
+            # Only a prefill worker keeps blocks for others after a request has ended.
+            held = self._config.role == "prefill" and load.kv_held(metrics)
+            self._events.put(supervisor.LoadSeen(action.epoch, load.busy(metrics), held))
 
     def _publish(self) -> None:
         running = self._process if self._state.phase not in ("backoff", "stopped") else None

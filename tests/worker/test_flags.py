@@ -1,0 +1,182 @@
+"""Commands of the engines: derived flags by role, CPU defaults, and refused arguments."""
+
+import json
+
+import pytest
+
+from twinpool.core.errors import InvalidValue
+from twinpool.core.protocol import MANAGED_FLAGS, WorkerConfig
+from twinpool.worker.engines.command import Pod, redacted
+from twinpool.worker.engines.select import engine_command
+from twinpool.worker.engines.vllm.flags import refuse_managed
+
+POD = Pod("10.0.0.7", "p-0", "uid", "default")
+
+
+def config(**changes):
+    base = {
+        "pool": "p",
+        "namespace": "default",
+        "role": "decode",
+        "revision": "r",
+        "engine": "vllm",
+        "model": "org/model",
+        "model_path": "/models/m",
+        "python": "/opt/venv/bin/python",
+    }
+    return WorkerConfig(**{**base, **changes})
+
+
+def command(environment=None, gpus=1, **changes):
+    return engine_command(config(gpus=gpus, **changes), POD, environment or {}, gpus, "/usr/bin/python3")
+
+
+def value_of(argv, flag):
+    assert argv.count(flag) == 1
+    return argv[argv.index(flag) + 1]
+
+
+def test_on_gpus_only_what_others_depend_on_is_set():
+    got = command(
+        gpus=2,
+        role="prefill",
+        tensor=2,
+        connector="nixl",
+        args=("--seed", "0"),
+        model_revision="abc",
+        max_model_len=4096,
+    )
+    argv = got.argv
+    assert argv[:5] == ("/opt/venv/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", "/models/m")
+    assert value_of(argv, "--served-model-name") == "org/model"
+    assert value_of(argv, "--host") == "10.0.0.7"
+    assert value_of(argv, "--port") == "8000"
+    assert value_of(argv, "--tensor-parallel-size") == "2"
+    assert value_of(argv, "--revision") == "abc"
+    assert value_of(argv, "--max-model-len") == "4096"
+    assert json.loads(value_of(argv, "--kv-transfer-config")) == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"kv_lease_duration": 30},
+    }
+    assert argv[-2:] == ("--seed", "0")
+    assert "--dtype" not in argv
+    assert "--enforce-eager" not in argv
+    assert not got.on_cpu
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in got.environment
+
+
+@pytest.mark.parametrize(("gpus", "visible"), [(0, 0), (1, 0), (0, 8)])
+def test_without_gpus_the_cpu_is_used(gpus, visible):
+    got = engine_command(config(gpus=gpus, connector="nixl"), POD, {}, visible, "python3")
+    kv = json.loads(value_of(got.argv, "--kv-transfer-config"))
+    assert (kv["kv_role"], kv["kv_buffer_device"]) == ("kv_consumer", "cpu")
+    assert value_of(got.argv, "--dtype") == "float32"
+    assert "--enforce-eager" in got.argv
+    assert got.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert got.on_cpu
+
+
+@pytest.mark.parametrize(
+    ("args", "absent"),
+    [
+        (("--dtype=bfloat16",), "float32"),
+        (("--dtype", "bfloat16"), "float32"),
+        (("-O3",), "--enforce-eager"),
+        (("-cc.mode=3",), "--enforce-eager"),
+        (("--no_enforce_eager",), "--enforce-eager"),
+        (("--compilation-config.mode", "3"), "--enforce-eager"),
+    ],
+)
+def test_user_arguments_beat_cpu_defaults(args, absent):
+    assert absent not in command(gpus=0, args=args).argv
+
+
+def test_an_aggregated_pool_hands_nothing_off():
+    assert "--kv-transfer-config" not in command(role="aggregated", connector="nixl").argv
+    assert "--kv-transfer-config" not in command(connector=None).argv
+
+
+def test_environment_is_the_containers_with_the_pods_addresses():
+    given = {
+        "PATH": "/bin",
+        "VLLM_PORT": "tcp://10.0.0.1:80",
+        "TWINPOOL_WORKER": "{}",
+        "VLLM_CPU_OMP_THREADS_BIND": "0",
+    }
+    environment = command(given, gpus=0).environment
+    assert environment == {
+        "PATH": "/bin",
+        "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "VLLM_HOST_IP": "10.0.0.7",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.7",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
+    }
+
+
+@pytest.mark.parametrize("flag", MANAGED_FLAGS)
+def test_every_managed_flag_is_refused_by_name(flag):
+    for argument in (flag, f"{flag}=1"):
+        with pytest.raises(InvalidValue) as refused:
+            command(args=("--seed", "0", argument))
+        assert repr(argument) in str(refused.value)
+        assert flag in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "flag"),
+    [
+        ("--tensor_parallel_size=2", "--tensor_parallel_size"),
+        ("--tensor-par", "--tensor-parallel-size"),
+        ("--max_model=9", "--max-model-len"),
+        ("--kv-transfer-config.kv_role", "--kv-transfer-config"),
+        ("-n2", "-n"),
+        ("-r1", "-r"),
+    ],
+)
+def test_other_spellings_are_refused_too(argument, flag):
+    with pytest.raises(InvalidValue, match=flag):
+        refuse_managed([argument])
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--seed",
+        "0",
+        "-5",
+        "--",
+        "--model-loader-extra-config={}",
+        "--data-parallel-size-local",
+        "--kv-cache-dtype",
+        "-O3",
+        "-nothing",
+    ],
+)
+def test_the_users_own_flags_pass(argument):
+    refuse_managed([argument])
+
+
+def test_the_simulated_engine_is_this_package():
+    got = command(
+        {"TWINPOOL_WORKER": "{}", "A": "b"}, engine="simulated", role="prefill", connector="nixl", args=("--seed", "1")
+    )
+    assert got.argv == (
+        *("/usr/bin/python3", "-m", "twinpool.worker", "simulate", "--host", "10.0.0.7", "--port", "8000"),
+        *("--role", "prefill", "--model", "org/model", "--connector", "nixl", "--seed", "1"),
+    )
+    assert got.environment == {"A": "b"}
+    assert "--connector" not in command(engine="simulated", role="aggregated").argv
+
+
+def test_pod_identity_comes_from_the_environment():
+    environment = {"POD_IP": "10.0.0.7", "POD_NAME": "p-0", "POD_UID": "uid", "POD_NAMESPACE": "default"}
+    assert Pod.from_environment(environment) == POD
+    assert Pod.from_environment({"POD_IP": "::1"}) == Pod("::1")
+    with pytest.raises(InvalidValue, match="POD_IP is not set"):
+        Pod.from_environment({})
+
+
+def test_secrets_are_not_logged():
+    argv = ["serve", "--hf-token", "abc", "--api_key=abc", "--seed", "0", "--x-token", "--y"]
+    assert redacted(argv) == ["serve", "--hf-token", "***", "--api_key=***", "--seed", "0", "--x-token", "--y"]
