@@ -1,0 +1,211 @@
+"""The command line of the simulated engine. Pure: arguments in, settings out; an unknown flag is an error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue
+from twinpool.core.kv import SHAPES
+from twinpool.core.timing import ACCELERATORS
+from twinpool.worker.engines.simulated.logic import faults
+from twinpool.worker.engines.simulated.logic.engine import Limits
+from twinpool.worker.engines.simulated.logic.pace import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class EventSettings:
+    """Where KV events go: a ZMQ endpoint as vLLM spells it, and the one for replays."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+    buffer_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that the server is told. Times in seconds, sizes in bytes."""
+
+    host: str
+    port: int
+    role: str
+    models: tuple[str, ...]
+    connector: bool
+    side_channel_port: int
+    limits: Limits
+    pace: Pace
+    time_scale: float
+    startup_seconds: float
+    shutdown_timeout: float
+    handshake_timeout: float
+    max_body_bytes: int
+    events: EventSettings | None
+    faults: faults.Faults
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """Return the settings that the command line asks for.
+
+    Raises
+    ------
+    InvalidValue
+        When flags contradict each other or a value cannot be used; wrong spelling ends in argparse's own message.
+    """
+    args = parser().parse_args(argv)
+    limits = _limits(args)
+    return Settings(
+        host=args.host,
+        port=args.port,
+        role=args.role,
+        models=tuple(args.model),
+        connector=args.connector == "nixl",
+        side_channel_port=args.side_channel_port,
+        limits=limits,
+        pace=Pace(
+            shape=SHAPES[args.model_shape],
+            gpu=ACCELERATORS[args.accelerator],
+            gpus=args.gpus,
+            prefill_rate=args.prefill_tokens_per_second,
+            token_seconds=None if args.tokens_per_second is None else 1 / args.tokens_per_second,
+        ),
+        time_scale=args.time_scale,
+        startup_seconds=args.startup_seconds,
+        shutdown_timeout=args.shutdown_timeout,
+        handshake_timeout=args.handshake_timeout,
+        max_body_bytes=args.max_body_bytes,
+        events=_events(args.kv_events_config),
+        faults=faults.parse(args.fault),
+    )
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    if args.kv_blocks * args.block_size < args.max_model_len:
+        raise InvalidValue(
+            f"--kv-blocks {args.kv_blocks} of {args.block_size} tokens hold less than "
+            f"--max-model-len {args.max_model_len}",
+            "raise --kv-blocks or lower --max-model-len",
+        )
+    return Limits(
+        block_size=args.block_size,
+        kv_blocks=args.kv_blocks,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        lease_seconds=args.lease_seconds,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser; names that vLLM has too mean the same here."""
+    result = argparse.ArgumentParser(
+        prog="twinpool-worker simulate",
+        description="Serve an invented model over vLLM's HTTP interface: invented tokens, simulated times, no GPU.",
+        allow_abbrev=False,
+    )
+    _add_identity(result)
+    _add_sizes(result)
+    _add_times(result)
+    result.add_argument("--kv-events-config", metavar="JSON", help="as vLLM's, publisher zmq")
+    result.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="NAME[=N]",
+        help="; ".join(
+            [f"{name}: {what}" for name, what in faults.AT_START.items()]
+            + [f"{name}{'=N' if valued else ''}: {what}" for name, (valued, what) in faults.OF_ANSWER.items()]
+        ),
+    )
+    return result
+
+
+def _add_identity(result: argparse.ArgumentParser) -> None:
+    add = result.add_argument
+    add("--host", default="127.0.0.1", help="address of HTTP and of the handoff's side channel")
+    add("--port", type=_port, default=protocol.ENGINE_PORT)
+    add("--role", choices=("prefill", "decode", "aggregated"), default="aggregated", help="shown in the log only")
+    add("--model", "--served-model-name", nargs="+", required=True, metavar="NAME", help="ids that clients ask for")
+    add("--connector", choices=("nixl", "none"), default="none", help="hand KV over as vLLM's NixlConnector does")
+    add("--side-channel-port", type=_port, default=protocol.NIXL_SIDE_CHANNEL_PORT)
+
+
+def _add_sizes(result: argparse.ArgumentParser) -> None:
+    add, default = result.add_argument, Limits()
+    add("--block-size", type=_count, default=default.block_size, metavar="TOKENS")
+    add("--kv-blocks", "--num-gpu-blocks-override", type=_count, default=default.kv_blocks, metavar="N")
+    add("--max-model-len", type=_count, default=default.max_model_len, metavar="TOKENS")
+    add("--max-num-seqs", type=_count, default=default.max_num_seqs, metavar="N")
+    add("--max-num-batched-tokens", type=_count, default=default.max_num_batched_tokens, metavar="TOKENS")
+    add("--max-body-bytes", type=_count, default=16 * 2**20, metavar="BYTES", help="larger requests get HTTP 413")
+
+
+def _add_times(result: argparse.ArgumentParser) -> None:
+    add = result.add_argument
+    add("--model-shape", choices=sorted(SHAPES), default="llama-3-8b", help="the model whose times are simulated")
+    add("--accelerator", choices=sorted(ACCELERATORS), default="h100")
+    add("--gpus", "--tensor-parallel-size", type=_count, default=1, metavar="N")
+    add("--time-scale", type=_seconds, default=1.0, help="multiplies every simulated time; 0 waits for nothing")
+    add("--tokens-per-second", type=_rate, metavar="N", help="decode speed of each request, instead of the model's")
+    add("--prefill-tokens-per-second", type=_rate, metavar="N", help="prefill speed, instead of the model's")
+    add("--startup-seconds", type=_seconds, default=0.0, metavar="S", help="how long the model 'loads'")
+    add("--shutdown-timeout", type=_seconds, default=0.0, metavar="S", help="on SIGTERM, wait for running requests")
+    add("--lease-seconds", type=_seconds, default=protocol.KV_LEASE_SECONDS, metavar="S", help="real seconds")
+    add("--handshake-timeout", type=_seconds, default=5.0, metavar="S", help="after which a pull has failed")
+
+
+def _events(text: str | None) -> EventSettings | None:
+    """Read vLLM's ``--kv-events-config``; keys that it has and we do not need are refused, not ignored."""
+    if text is None:
+        return None
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise InvalidValue(f"--kv-events-config is not JSON: {error}", "write it as for vLLM") from None
+    known = {"enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint", "topic", "buffer_steps"}
+    if not isinstance(config, dict) or not config.keys() <= known:
+        raise InvalidValue("--kv-events-config has keys that are not known", f"known are: {', '.join(sorted(known))}")
+    if config.get("publisher", "zmq") != "zmq":
+        raise InvalidValue(f"--kv-events-config publisher {config['publisher']!r} is not known", "use zmq")
+    if not config.get("enable_kv_cache_events"):
+        return None
+    return EventSettings(
+        endpoint=str(config.get("endpoint", f"tcp://*:{protocol.KV_EVENTS_PORT}")),
+        replay_endpoint=config.get("replay_endpoint"),
+        topic=str(config.get("topic", "")),
+        buffer_steps=int(config.get("buffer_steps", 10_000)),
+    )
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is not a port")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1000000")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value

@@ -1,0 +1,147 @@
+"""From tokens to what a client reads: text, stop strings, finish reasons, the bodies of vLLM's answers. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twinpool.worker.engines.simulated.logic import language
+
+if TYPE_CHECKING:
+    from twinpool.worker.engines.simulated.logic.calls import Call
+    from twinpool.worker.engines.simulated.logic.sequence import FinishReason, Handover, Token
+
+Json = dict[str, Any]
+
+
+class Choice:
+    """One answer that grows. Text that may become a stop string is held back until it is known not to."""
+
+    __slots__ = ("_held", "_sent", "_stops", "cached", "finish", "handover", "text", "tokens")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = max((len(stop) - 1 for stop in stops), default=0)
+        self._sent = 0
+        self.text = ""
+        self.tokens: list[int] = []
+        self.cached = 0
+        self.finish: FinishReason | None = None
+        self.handover: Handover | None = None
+
+    def feed(self, token: Token) -> str:
+        """Take a token and return the text that may be shown now; ``finish`` tells whether the answer ended."""
+        searched = max(0, len(self.text) - self._held)
+        self.text += language.decode((token.token,))
+        self.tokens.append(token.token)
+        self.cached, self.finish, self.handover = token.cached, token.finish, token.handover
+        found = [at for at in (self.text.find(stop, searched) for stop in self._stops) if at >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self.finish = "stop"
+        return self._shown()
+
+    def end(self, reason: FinishReason) -> str:
+        """End the answer without a token and return the text that was held back."""
+        self.finish = reason
+        return self._shown()
+
+    def _shown(self) -> str:
+        end = len(self.text) if self.finish else max(self._sent, len(self.text) - self._held)
+        shown, self._sent = self.text[self._sent : end], end
+        return shown
+
+
+class Reply:
+    """Builds the bodies of one call's answer."""
+
+    def __init__(self, call: Call, request_id: str, created: int, host: str, port: int, engine_id: str) -> None:
+        prefix, noun = ("chatcmpl", "chat.completion") if call.kind == "chat" else ("cmpl", "text_completion")
+        self.id = f"{prefix}-{request_id}"
+        self._call = call
+        self._noun = noun
+        self._created = created
+        self._origin = (host, port, engine_id)
+
+    def whole(self, choices: list[Choice]) -> Json:
+        """Return the answer of a call that does not stream."""
+        return {
+            **self._head(self._noun),
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": self.usage(choices),
+            "kv_transfer_params": self.parameters(choices[0].handover),
+        }
+
+    def _choice(self, index: int, choice: Choice) -> Json:
+        body: Json = {"index": index}
+        if self._call.kind == "chat":
+            body["message"] = {"role": "assistant", "content": choice.text}
+        else:
+            body["text"] = choice.text
+        body.update(logprobs=None, finish_reason=choice.finish, stop_reason=None)
+        if self._call.token_ids:
+            body["token_ids"] = choice.tokens
+            body["prompt_token_ids"] = list(self._call.prompts[index // self._call.n])
+        return body
+
+    def opening(self, index: int) -> Json:
+        """Return the first chunk of a chat answer, which says who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+
+    def piece(self, index: int, text: str, finish: FinishReason | None, tokens: list[int]) -> Json:
+        """Return one chunk of a stream."""
+        body: Json = {"index": index}
+        if self._call.kind == "chat":
+            body["delta"] = {"content": text}
+        else:
+            body["text"] = text
+        body.update(logprobs=None, finish_reason=finish)
+        if self._call.token_ids:
+            body["token_ids"] = tokens
+        return self._chunk(body)
+
+    def closing(self, choices: list[Choice]) -> Json:
+        """Return the last chunk, which carries the usage and no choice."""
+        noun = "chat.completion.chunk" if self._call.kind == "chat" else self._noun
+        return {**self._head(noun), "choices": [], "usage": self.usage(choices)}
+
+    def _chunk(self, choice: Json) -> Json:
+        noun = "chat.completion.chunk" if self._call.kind == "chat" else self._noun
+        return {**self._head(noun), "choices": [choice]}
+
+    def _head(self, noun: str) -> Json:
+        return {"id": self.id, "object": noun, "created": self._created, "model": self._call.model}
+
+    def usage(self, choices: list[Choice]) -> Json:
+        """Return the token counts of all choices; a prompt counts once however many answers it has."""
+        prompt = sum(len(ids) for ids in self._call.prompts)
+        generated = sum(len(choice.tokens) for choice in choices)
+        cached = sum(choice.cached for choice in choices[:: self._call.n])
+        return {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + generated,
+            "completion_tokens": generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def parameters(self, handover: Handover | None) -> Json | None:
+        """Return what a decode worker needs to pull the KV, in the fields of vLLM's NIXL connector."""
+        if handover is None:
+            return None
+        host, port, engine_id = self._origin
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(handover.blocks)],
+            "remote_engine_id": engine_id,
+            "remote_request_id": handover.request_id,
+            "remote_host": host,
+            "remote_port": port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": handover.tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": handover.cached,
+        }

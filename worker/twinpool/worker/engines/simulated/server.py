@@ -1,0 +1,152 @@
+"""``twinpool-worker simulate``: starts the simulated engine and ends it in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import os
+import signal
+import sys
+import time
+import traceback
+import uuid
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from twinpool.core.errors import TwinpoolError
+from twinpool.worker.engines.simulated import flags
+from twinpool.worker.engines.simulated.logic.engine import Engine
+from twinpool.worker.engines.simulated.shell.app import App
+from twinpool.worker.engines.simulated.shell.driver import Driver
+from twinpool.worker.engines.simulated.shell.http import Connection
+from twinpool.worker.engines.simulated.shell.publisher import Publisher
+from twinpool.worker.engines.simulated.shell.transfer import Holder, Puller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from twinpool.worker.engines.simulated.flags import Settings
+
+_BACKLOG = 2048
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code."""
+    try:
+        settings = flags.parse(sys.argv[1:] if argv is None else argv)
+        _fail_at_start(settings)
+        uvloop.run(_serve(settings))
+    except TwinpoolError as error:
+        say(f"ERROR {error}")
+        return 1
+    return 0
+
+
+def say(text: str) -> None:
+    """Write one log line."""
+    print(f"{time.strftime('%m-%d %H:%M:%S')} [simulated] {text}", file=sys.stderr, flush=True)
+
+
+def _fail_at_start(settings: Settings) -> None:
+    """Play the start that was asked for: wait as for a load, and fail as vLLM would."""
+    say(f"loading {settings.models[0]} (invented; times of {settings.pace.shape.name} on {settings.pace.gpu.name})")
+    time.sleep(settings.startup_seconds * settings.time_scale)
+    model = settings.models[0]
+    match settings.faults.at_start:
+        case "model-missing":
+            raise TwinpoolError(
+                f"OSError: {model} is not a local folder and is not a valid model identifier listed on "
+                "'https://huggingface.co/models'"
+            )
+        case "oom-at-load":
+            say("ERROR EngineCore failed to start.")
+            say("ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB.")
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "crash-at-start":
+            try:
+                raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+            except RuntimeError:
+                traceback.print_exc()
+            raise TwinpoolError("the engine crashed at its start, as was asked for")
+
+
+async def _serve(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings) as app:
+        say(f"{settings.role} engine serves {', '.join(settings.models)} on {settings.host}:{settings.port}")
+        await stop.wait()
+        app.drain()
+        say(f"stopping; running requests have {settings.shutdown_timeout:g} s")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.shutdown_timeout):
+                await app.idle()
+        app.end()
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[App]:
+    """Run an engine while the block runs.
+
+    Raises
+    ------
+    TwinpoolError
+        When one of its addresses cannot be had.
+    """
+    loop = asyncio.get_running_loop()
+    engine, engine_id, model = Engine(settings.limits, settings.pace), str(uuid.uuid4()), settings.models[0]
+    puller = Puller(engine, model, settings.handshake_timeout, settings.time_scale)
+    events = settings.events
+    publisher = None if events is None else Publisher(events, settings.host, settings.limits.block_size)
+    driver = Driver(engine, settings, puller, publisher)
+    app = App(settings, driver, engine_id)
+    connections: set[Connection] = set()
+    servers: list[asyncio.Server] = []
+    try:
+        with _address(settings.host, settings.port):
+            make = functools.partial(Connection, app.handle, connections, settings.max_body_bytes)
+            servers.append(await loop.create_server(make, settings.host, settings.port, backlog=_BACKLOG))
+        if settings.connector:
+            holder = Holder(engine, engine_id, model, driver.wake)
+            with _address(settings.host, settings.side_channel_port):
+                servers.append(
+                    await asyncio.start_server(
+                        holder.serve, settings.host, settings.side_channel_port, backlog=_BACKLOG
+                    )
+                )
+        steps = asyncio.create_task(driver.run())
+        try:
+            yield app
+        finally:
+            steps.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await steps
+            await puller.settled()
+    finally:
+        for server in servers:
+            server.close()
+        for connection in tuple(connections):
+            connection.shut()
+        if publisher is not None:
+            await publisher.close()
+
+
+@contextlib.contextmanager
+def _address(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise TwinpoolError(f"{host}:{port} is in use", "stop what listens there, or choose another port") from None
+        raise TwinpoolError(
+            f"cannot listen on {host}:{port}: {error.strerror}", "choose an address of this machine"
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

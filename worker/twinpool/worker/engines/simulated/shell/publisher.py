@@ -1,0 +1,105 @@
+"""Publishes KV cache events over ZMQ in vLLM's format, and replays recent ones.
+
+A message has three frames: topic, sequence number (8 bytes, big-endian, from 0), and msgpack of
+``[time, events, rank]``. A replay request is ``[empty, first number]`` to the replay socket; the answer is one
+``[empty, topic, number, payload]`` for each message since, and ends with number -1. Block hashes are this engine's own
+(``logic.language``), not vLLM's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from twinpool.worker.engines.simulated.logic.blocks import CacheEvent, Cleared, Removed, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twinpool.worker.engines.simulated.flags import EventSettings
+
+_END = (-1).to_bytes(8, "big", signed=True)
+_RANK = 0
+
+
+def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
+    """Return an event as vLLM writes it."""
+    match event:
+        case Stored():
+            return {
+                "type": "BlockStored",
+                "block_hashes": list(event.hashes),
+                "parent_block_hash": event.parent,
+                "token_ids": list(event.tokens),
+                "block_size": block_size,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "extra_keys": [None] * len(event.hashes),
+                "group_idx": 0,
+                "kv_cache_spec_kind": "full_attention",
+            }
+        case Removed():
+            return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": "GPU", "group_idx": 0}
+        case Cleared():
+            return {"type": "AllBlocksCleared"}
+
+
+class Publisher:
+    """One PUB socket and, when asked for, one ROUTER socket for replays. ``tcp://*`` binds the pod's own address."""
+
+    def __init__(self, settings: EventSettings, host: str, block_size: int) -> None:
+        # Publishing never waits: ZMQ drops for subscribers that are too slow, and a gap in the numbers tells them.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._topic = settings.topic.encode()
+        self._block_size = block_size
+        self._number = 0
+        self._recent: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
+        self._pub = self._context.socket(zmq.PUB)
+        _attach(self._pub, settings.endpoint, host)
+        self._replay_task: asyncio.Task[None] | None = None
+        if settings.replay_endpoint is not None:
+            replay = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
+            _attach(replay, settings.replay_endpoint, host)
+            self._replay_task = asyncio.create_task(self._serve_replays(replay))
+
+    def publish(self, events: Sequence[CacheEvent], wall_time: float) -> None:
+        """Publish one batch; ``wall_time`` in seconds since the epoch."""
+        payload = msgspec.msgpack.encode([wall_time, [event_map(event, self._block_size) for event in events], _RANK])
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        self._recent.append((number, payload))
+        self._pub.send_multipart([self._topic, number, payload], flags=zmq.NOBLOCK)
+
+    async def _serve_replays(self, replay: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await replay.recv_multipart()
+            if len(frames) != 3 or len(frames[2]) != 8:
+                continue
+            client, _empty, first = frames
+            for number, payload in tuple(self._recent):
+                if number >= first:
+                    await replay.send_multipart([client, b"", self._topic, number, payload])
+            await replay.send_multipart([client, b"", self._topic, _END, b""])
+
+    async def close(self) -> None:
+        """Close the sockets."""
+        if self._replay_task is not None:
+            self._replay_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._replay_task
+        self._context.destroy(linger=0)
+
+
+def _attach(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str, host: str) -> None:
+    """Bind or connect by vLLM's rule: an address with ``*`` is ours, any other is a collector's."""
+    if "*" in endpoint:
+        socket.bind(endpoint.replace("*", host))
+    else:
+        socket.connect(endpoint)
