@@ -24,12 +24,14 @@ class Image:
     """How an image starts.
 
     ``entrypoint`` and ``args`` follow the rules of containers: a pod's command replaces both, a pod's args replace
-    ``args``. ``env`` is weaker than the pod's. ``pull_error`` makes pulls fail with this message.
+    ``args``. ``env`` is weaker than the pod's. ``files`` are paths of this machine by the path at which a container
+    sees them, read-only. ``pull_error`` makes pulls fail with this message.
     """
 
     entrypoint: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     working_dir: str = ""
     pull_error: str = ""
 
@@ -52,6 +54,7 @@ _KEYS = {
     "entrypoint": "entrypoint",
     "args": "args",
     "env": "env",
+    "files": "files",
     "workingDir": "working_dir",
     "pullError": "pull_error",
 }
@@ -92,13 +95,15 @@ def _parse(entry: object, where: str) -> Image:
         value = entry.get(key, [])
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
             raise ClusterError(f"{where}: {key} is not a list of strings", 'write it as ["command", "argument"]')
-    env = entry.get("env", {})
-    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise ClusterError(f"{where}: env is not an object of strings", 'write it as {"NAME": "value"}')
+    for key in ("env", "files"):
+        value = entry.get(key, {})
+        if not isinstance(value, dict) or not all(isinstance(inner, str) for inner in value.values()):
+            raise ClusterError(f"{where}: {key} is not an object of strings", 'write it as {"NAME": "value"}')
     return Image(
         entrypoint=tuple(entry.get("entrypoint", ())),
         args=tuple(entry.get("args", ())),
-        env=env,
+        env=entry.get("env", {}),
+        files=entry.get("files", {}),
         working_dir=str(entry.get("workingDir", "")),
         pull_error=str(entry.get("pullError", "")),
     )

@@ -70,6 +70,9 @@ func (r *Runtime) CreateContainer(_ context.Context, sandboxID string, config *r
 		Stage:    filepath.Join(c.dir, "stage"),
 		Process:  initspec.Process{Command: command, Dir: dir},
 	}
+	for _, target := range slices.Sorted(maps.Keys(image.Files)) { // first: a volume of the pod covers them
+		c.spec.Mounts = append(c.spec.Mounts, initspec.Mount{Source: image.Files[target], Target: target, ReadOnly: true})
+	}
 	for _, m := range config.Mounts {
 		c.spec.Mounts = append(c.spec.Mounts, initspec.Mount{Source: m.HostPath, Target: m.ContainerPath, ReadOnly: m.Readonly})
 	}

@@ -13,12 +13,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Image says how an image starts. Its files are the machine's.
+// Image says how an image starts. Its files are the machine's, but for those that Files names.
 type Image struct {
 	Entrypoint []string          `json:"entrypoint,omitempty"`
 	Args       []string          `json:"args,omitempty"`
 	Env        map[string]string `json:"env,omitempty"`
 	WorkingDir string            `json:"workingDir,omitempty"`
+	// Files are paths of the machine, by the path at which a container sees them, read-only.
+	Files map[string]string `json:"files,omitempty"`
 	// PullError makes pulls of the image fail with this message.
 	PullError string `json:"pullError,omitempty"`
 }
