@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,10 +66,5 @@ def local_cluster(cluster: Cluster) -> LocalCluster:
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A fresh namespace with its service account; deleted afterwards, without waiting for it."""
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    cluster.kubectl("create", "namespace", name)
-    try:
-        cluster.wait_for_service_account(name)
+    with cluster.fresh_namespace() as name:
         yield name
-    finally:
-        cluster.kubectl("delete", "namespace", name, "--wait=false")

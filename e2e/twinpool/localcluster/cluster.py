@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,13 +68,20 @@ class Cluster:
         """Run kubectl with ``-o json`` and return the object that it printed."""
         return json.loads(self.kubectl(*args, "-o", "json", timeout=timeout).stdout)
 
-    def wait_for_service_account(self, namespace: str) -> None:
-        """Wait until pods can be made in a new namespace: that needs its default service account."""
-        wait_until(
-            lambda: self.kubectl("-n", namespace, "get", "serviceaccount", "default").stdout,
-            timeout=20,
-            what=f"service account of namespace {namespace}",
-        )
+    @contextlib.contextmanager
+    def fresh_namespace(self) -> Iterator[str]:
+        """Make a namespace in which pods can be made; delete it afterwards, without waiting for its end."""
+        name = f"test-{uuid.uuid4().hex[:8]}"
+        self.kubectl("create", "namespace", name)
+        try:
+            wait_until(
+                lambda: self.kubectl("-n", name, "get", "serviceaccount", "default").stdout,
+                timeout=20,
+                what=f"service account of namespace {name}",
+            )
+            yield name
+        finally:
+            self.kubectl("delete", "namespace", name, "--wait=false")
 
 
 class ExternalCluster(Cluster):
