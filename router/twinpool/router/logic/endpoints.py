@@ -1,0 +1,125 @@
+"""Which pods are endpoints, and which prefill and decode endpoints may work together.
+
+Always true: an endpoint's identity changes when its engine restarts, so nothing learnt about the old process (its KV
+references above all) is ever used with the new one; and a handoff stays within one revision, because two revisions
+need not agree on model, dtype or KV layout.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One engine process that answers HTTP."""
+
+    #: Pod uid and restart count of the engine's container.
+    id: str
+    role: protocol.Role
+    host: str
+    port: int
+    revision: str = ""
+    group: str = ""
+    pod: str = ""
+    #: Kubernetes says Ready and nobody asked the pod to go.
+    wanted: bool = True
+    #: Wanted, and the router's own probe got an answer.
+    admitted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The endpoints of a pool, ordered for choosing. ``known`` has every endpoint that exists, admitted or not."""
+
+    known: Mapping[str, Endpoint]
+    #: Admitted prefill endpoints that have at least one admitted decode endpoint of their revision.
+    prefill: tuple[Endpoint, ...]
+    decode: tuple[Endpoint, ...]
+    decode_by_revision: Mapping[str, tuple[Endpoint, ...]]
+
+
+EMPTY = Directory({}, (), (), {})
+
+
+def directory(endpoints: Iterable[Endpoint]) -> Directory:
+    """Sort endpoints into a :class:`Directory`."""
+    known = {endpoint.id: endpoint for endpoint in endpoints}
+    admitted = sorted((e for e in known.values() if e.admitted), key=lambda e: (e.pod, e.id))
+    decode = tuple(e for e in admitted if e.role == "decode")
+    by_revision: dict[str, tuple[Endpoint, ...]] = {}
+    for endpoint in decode:
+        by_revision[endpoint.revision] = (*by_revision.get(endpoint.revision, ()), endpoint)
+    prefill = tuple(e for e in admitted if e.role == "prefill" and e.revision in by_revision)
+    return Directory(known, prefill, decode, by_revision)
+
+
+def endpoint_of_pod(pod: Mapping[str, Any]) -> Endpoint | None:
+    """Return the endpoint that a worker's pod (as JSON) stands for, or None while it is none.
+
+    A pod without an address or an engine port is none yet; nor is a rank above 0, which serves no HTTP.
+    """
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    labels = metadata.get("labels") or {}
+    role = labels.get(protocol.LABEL_ROLE)
+    port = _engine_port(pod)
+    address = status.get("podIP")
+    if role not in protocol.ROLES or port is None or not address or status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    if labels.get(protocol.LABEL_POD_INDEX, "0") != "0":
+        return None
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    return Endpoint(
+        id=f"{metadata.get('uid', '')}/{_restarts(status)}",
+        role=cast(protocol.Role, role),
+        host=address,
+        port=port,
+        revision=labels.get(protocol.LABEL_REVISION, ""),
+        group=labels.get(protocol.LABEL_GROUP, ""),
+        pod=metadata.get("name", ""),
+        wanted=ready and not metadata.get("deletionTimestamp"),
+    )
+
+
+def _engine_port(pod: Mapping[str, Any]) -> int | None:
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for port in container.get("ports") or ():
+            if port.get("name") == protocol.ENGINE_PORT_NAME:
+                return int(port["containerPort"])
+    return None
+
+
+def _restarts(status: Mapping[str, Any]) -> int:
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == protocol.ENGINE_CONTAINER:
+            return int(container.get("restartCount", 0))
+    return 0
+
+
+def endpoints_of_file(document: Any, name: str) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a static list: ``[{"role": "decode", "host": "10.0.0.1", "port": 8000}]``.
+
+    ``revision`` is optional. Raises :class:`InvalidValue`, which names the entry, when the document has another shape.
+    """
+    if not isinstance(document, list):
+        raise InvalidValue(f"{name} does not hold a JSON list", "write a list of objects with role, host and port")
+    found: dict[str, Endpoint] = {}
+    for number, entry in enumerate(document):
+        if not isinstance(entry, dict):
+            raise InvalidValue(f"{name}, entry {number} is not an object", "give it role, host and port")
+        role, host, port = entry.get("role"), entry.get("host"), entry.get("port", protocol.ENGINE_PORT)
+        revision = entry.get("revision", "")
+        if role not in protocol.ROLES:
+            raise InvalidValue(f"{name}, entry {number}: role is {role!r}", "write prefill or decode")
+        if not isinstance(host, str) or not host or not isinstance(revision, str):
+            raise InvalidValue(
+                f"{name}, entry {number}: host and revision must be strings", "write the engine's address"
+            )
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
+            raise InvalidValue(f"{name}, entry {number}: port is {port!r}", "write a number from 1 to 65535")
+        where = f"{host}:{port}"
+        found[where] = Endpoint(id=where, role=role, host=host, port=port, revision=revision, pod=where)
+    return tuple(found.values())

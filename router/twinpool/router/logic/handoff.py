@@ -1,0 +1,214 @@
+"""The life of one request over its legs: prefill, decode, and every way in which they fail.
+
+One function per event; each takes the state and returns the next one with the actions to carry out, in order. The
+shell does exactly what the actions say and reports what comes of it. Always true, whatever happens in whatever order:
+
+* the client gets exactly one outcome: a relayed answer, an error of ours, or a broken stream;
+* handoff parameters are sent at most once, only while their lease holds and the prefill worker that made them lives:
+  an engine answers a stale or used reference with another prompt's text and status 200;
+* nothing is tried again once the answer has begun;
+* KV that waits on a prefill worker is released through decode when the client is gone, not left to the lease.
+
+A request that is not split uses the same states without the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from twinpool.core.protocol import KV_LEASE_SECONDS
+
+#: Parameters older than this many seconds are not sent: the lease began before their answer arrived.
+USABLE_SECONDS: Final = KV_LEASE_SECONDS - 5.0
+#: Prefill legs in a row that may fail before decode does the whole request.
+PREFILL_TRIES: Final = 2
+#: Prefill legs of one request in all, those that a failed decode leg or an expired lease made necessary included.
+PREFILL_LIMIT: Final = 3
+#: Decode legs of one request.
+DECODE_TRIES: Final = 2
+
+
+class Phase(Enum):
+    """Where a request is."""
+
+    PREFILL = "prefill"
+    #: A decode worker is being reached; nothing was sent yet.
+    CONNECT = "connect"
+    #: Sent; no answer yet.
+    WAIT = "wait"
+    RELAY = "relay"
+    #: The client is gone, but decode must be told so that prefill's KV is freed.
+    RELEASE = "release"
+    DONE = "done"
+
+
+class Do(Enum):
+    """What the shell does next."""
+
+    START_PREFILL = "choose a prefill worker not tried before and send it the prefill leg"
+    START_DECODE = "choose a decode worker and get a connection to it"
+    SEND_WITH_PARAMS = "send the decode leg with the parameters, which are then forgotten"
+    SEND_WHOLE = "send the client's body as it is"
+    RELAY = "begin to pass the answer on"
+    DROP_LEG = "close the present leg at once"
+    RELEASE_LEG = "close the decode leg as soon as its engine surely knows the request"
+    FORGET_PARAMS = "the parameters are not used any more"
+    ANSWER_UNAVAILABLE = "tell the client that no decode worker serves"
+    ANSWER_FAILED = "tell the client that the workers failed"
+    BREAK = "end the begun answer as an error"
+    FINISH = "the answer is complete"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a request is and what was tried. ``reason`` says why a request that could be split was not."""
+
+    phase: Phase
+    split: bool = False
+    prefills: int = 0
+    prefill_failures: int = 0
+    decodes: int = 0
+    #: Parameters are at hand and were not sent; ``usable_until`` is on the caller's clock.
+    holding: bool = False
+    usable_until: float = 0.0
+    #: The decode leg was sent with parameters.
+    handed_off: bool = False
+    reason: str = ""
+
+
+Step = tuple[State, tuple[Do, ...]]
+
+
+def begin(split: bool) -> Step:
+    """A request was accepted."""
+    if split:
+        return State(Phase.PREFILL, split=True, prefills=1), (Do.START_PREFILL,)
+    return State(Phase.CONNECT, decodes=1), (Do.START_DECODE,)
+
+
+def no_prefill(state: State) -> Step:
+    """There is no (other) prefill worker to choose."""
+    return _whole(state, state.reason or "no_prefill")
+
+
+def prefill_failed(state: State, reason: str) -> Step:
+    """A prefill leg brought no parameters: connection, status 5xx or 429, time-out, or an answer without any."""
+    failures = state.prefill_failures + 1
+    state = replace(state, prefill_failures=failures, reason=reason)
+    if failures < PREFILL_TRIES and state.prefills < PREFILL_LIMIT:
+        return replace(state, prefills=state.prefills + 1), (Do.START_PREFILL,)
+    return _whole(state, reason)
+
+
+def prefill_refused(state: State) -> Step:
+    """Prefill says that the request is bad; decode, which sees it as the client wrote it, has the word."""
+    return _whole(state, "refused")
+
+
+def prefill_answered(state: State, now: float) -> Step:
+    """Prefill is done and its parameters are at hand."""
+    held = replace(
+        state,
+        phase=Phase.CONNECT,
+        decodes=state.decodes + 1,
+        holding=True,
+        usable_until=now + USABLE_SECONDS,
+        prefill_failures=0,
+        reason="",
+    )
+    return held, (Do.START_DECODE,)
+
+
+def decode_connected(state: State, now: float, prefill_lives: bool) -> Step:
+    """A connection to a decode worker is open."""
+    fresh = state.holding and now < state.usable_until and prefill_lives
+    if state.phase is Phase.RELEASE:
+        done = replace(state, phase=Phase.DONE, holding=False)
+        if fresh:
+            return replace(done, handed_off=True), (Do.SEND_WITH_PARAMS, Do.RELEASE_LEG)
+        return done, (Do.FORGET_PARAMS, Do.DROP_LEG)
+    if fresh:
+        return replace(state, phase=Phase.WAIT, holding=False, handed_off=True), (Do.SEND_WITH_PARAMS,)
+    if not state.holding:
+        return replace(state, phase=Phase.WAIT, handed_off=False), (Do.SEND_WHOLE,)
+    reason = "prefill_gone" if not prefill_lives else "lease"
+    stale = replace(state, holding=False, reason=reason)
+    if stale.prefills < PREFILL_LIMIT:
+        again = replace(stale, phase=Phase.PREFILL, prefills=stale.prefills + 1, decodes=stale.decodes - 1)
+        return again, (Do.FORGET_PARAMS, Do.DROP_LEG, Do.START_PREFILL)
+    return replace(stale, phase=Phase.WAIT, handed_off=False), (Do.FORGET_PARAMS, Do.SEND_WHOLE)
+
+
+def no_decode(state: State) -> Step:
+    """There is no decode worker at all."""
+    forget = (Do.FORGET_PARAMS,) if state.holding else ()
+    done = replace(state, phase=Phase.DONE, holding=False)
+    if state.phase is Phase.RELEASE:
+        return done, forget
+    return done, (*forget, Do.ANSWER_UNAVAILABLE)
+
+
+def decode_failed(state: State) -> Step:
+    """The decode leg is gone before its answer began (not connected, closed, or malformed)."""
+    if state.phase is Phase.RELEASE:
+        return replace(state, phase=Phase.DONE, holding=False), (Do.FORGET_PARAMS,)
+    return _decode_again(state) or _give_up(state)
+
+
+def decode_head(state: State, status: int, others: bool) -> Step:
+    """The decode leg's answer begins with ``status``; ``others`` says whether another decode worker could be asked."""
+    again: Step | None = None
+    if status == 503 and others:
+        again = _decode_again(state)
+    elif status >= 500 and state.handed_off and state.decodes < DECODE_TRIES:
+        # Most likely the KV did not arrive. The request itself may be fine: let one worker do all of it.
+        again = _whole(state, "decode_error")
+    if again is not None:
+        return again[0], (Do.DROP_LEG, *again[1])
+    return replace(state, phase=Phase.RELAY), (Do.RELAY,)
+
+
+def decode_ended(state: State) -> Step:
+    """The answer was passed on to its end."""
+    return replace(state, phase=Phase.DONE), (Do.FINISH,)
+
+
+def decode_died(state: State) -> Step:
+    """The decode leg is gone in the middle of its answer."""
+    return replace(state, phase=Phase.DONE), (Do.BREAK,)
+
+
+def client_gone(state: State) -> Step:
+    """The client closed its connection."""
+    if state.phase is Phase.CONNECT and state.holding:
+        return replace(state, phase=Phase.RELEASE), ()
+    done = replace(state, phase=Phase.DONE)
+    if state.phase is Phase.WAIT and state.handed_off:
+        return done, (Do.RELEASE_LEG,)
+    return done, (Do.DROP_LEG,)
+
+
+def _whole(state: State, reason: str) -> Step:
+    local = replace(
+        state, phase=Phase.CONNECT, decodes=state.decodes + 1, holding=False, handed_off=False, reason=reason
+    )
+    return local, (Do.START_DECODE,)
+
+
+def _decode_again(state: State) -> Step | None:
+    """Try another decode worker, if one more try is left; parameters that were not sent yet are still good for it."""
+    if state.decodes >= DECODE_TRIES:
+        return None
+    if state.handed_off and state.prefills < PREFILL_LIMIT:
+        again = replace(state, phase=Phase.PREFILL, prefills=state.prefills + 1, handed_off=False)
+        return again, (Do.START_PREFILL,)
+    if state.handed_off:
+        return _whole(state, "decode_failed")
+    return replace(state, phase=Phase.CONNECT, decodes=state.decodes + 1), (Do.START_DECODE,)
+
+
+def _give_up(state: State) -> Step:
+    forget = (Do.FORGET_PARAMS,) if state.holding else ()
+    return replace(state, phase=Phase.DONE, holding=False), (*forget, Do.ANSWER_FAILED)

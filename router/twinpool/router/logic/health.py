@@ -1,0 +1,48 @@
+"""The router's own opinion of an endpoint, from probes of its engine's ``/health``.
+
+A probe that times out says nothing: a busy engine answers late, and taking it out would move its load onto the others.
+Kubernetes decides about readiness; the probe only notices sooner that nobody is listening.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+#: Failures in a row that take an endpoint out.
+FAILURES: Final = 2
+#: Seconds between two probes: while something is to be found out, and later.
+QUICK_SECONDS: Final = 0.25
+SLOW_SECONDS: Final = 2.0
+
+
+class Probe(Enum):
+    """What a probe found."""
+
+    OK = "status 200"
+    FAILED = "refused, reset, or another status"
+    LATE = "no answer in time"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is thought of an endpoint."""
+
+    admitted: bool = False
+    failures: int = 0
+
+    @property
+    def interval(self) -> float:
+        """Seconds until the next probe."""
+        return SLOW_SECONDS if self.admitted and not self.failures else QUICK_SECONDS
+
+
+def judge(health: Health, probe: Probe) -> Health:
+    """Return the opinion after one more probe."""
+    if probe is Probe.OK:
+        return Health(admitted=True)
+    if probe is Probe.LATE:
+        return health
+    failures = health.failures + 1
+    return Health(admitted=health.admitted and failures < FAILURES, failures=min(failures, FAILURES))

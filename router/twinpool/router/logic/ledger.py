@@ -1,0 +1,76 @@
+"""The work that this router has admitted and that is not finished: its own books, never a scraped gauge.
+
+Every leg of a request holds exactly one :class:`Ticket`, and closing a ticket twice changes nothing, so neither an
+abort nor an error can leave load behind. Tokens are estimates made at admission; what is taken back is what was added.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One leg's entry in the books."""
+
+    endpoint: str
+    tokens: int
+    open: bool = True
+
+
+@dataclass(slots=True)
+class Load:
+    """What an endpoint has to do for this router."""
+
+    tokens: int = 0
+    requests: int = 0
+    #: Handoffs that it has prefilled and whose KV nobody has pulled yet.
+    unpulled: int = 0
+
+
+IDLE = Load()
+
+
+class Ledger:
+    """Admitted work by endpoint id. Endpoints without any are not stored, so the books cannot grow with churn."""
+
+    def __init__(self) -> None:
+        self._loads: dict[str, Load] = {}
+
+    def __getitem__(self, endpoint: str) -> Load:
+        return self._loads.get(endpoint, IDLE)
+
+    def items(self) -> list[tuple[str, Load]]:
+        """Return every endpoint with work."""
+        return list(self._loads.items())
+
+    def admit(self, endpoint: str, tokens: int) -> Ticket:
+        """Enter a leg of about ``tokens`` tokens."""
+        load = self._loads.setdefault(endpoint, Load())
+        load.tokens += tokens
+        load.requests += 1
+        return Ticket(endpoint, tokens)
+
+    def close(self, ticket: Ticket) -> None:
+        """Take a leg out again; the second time is nothing."""
+        if ticket.open:
+            ticket.open = False
+            load = self._loads[ticket.endpoint]
+            load.tokens -= ticket.tokens
+            load.requests -= 1
+            self._forget_idle(ticket.endpoint, load)
+
+    def hold(self, endpoint: str) -> Ticket:
+        """Enter a handoff whose KV waits on ``endpoint``; :meth:`pulled` closes it."""
+        self._loads.setdefault(endpoint, Load()).unpulled += 1
+        return Ticket(endpoint, 0)
+
+    def pulled(self, ticket: Ticket) -> None:
+        """The KV of a handoff was pulled or given up; the second time is nothing."""
+        if ticket.open:
+            ticket.open = False
+            load = self._loads[ticket.endpoint]
+            load.unpulled -= 1
+            self._forget_idle(ticket.endpoint, load)
+
+    def _forget_idle(self, endpoint: str, load: Load) -> None:
+        if not load.requests and not load.unpulled:
+            del self._loads[endpoint]

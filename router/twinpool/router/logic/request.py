@@ -1,0 +1,208 @@
+"""Reading a request's JSON body once, and writing the bodies of its legs.
+
+The body is never parsed into a tree: only the top level is split, every value stays the bytes that the client sent, so
+unknown fields, the order of fields and the spelling of numbers survive. What a client must not say to an engine
+(:data:`GUARDED`) is gone from every body that this module returns, however it was spelt or repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from twinpool.router.logic.errors import Refusal, Refused
+
+Fields = dict[str, msgspec.Raw]
+
+#: Fields by which a decode worker is told to fetch KV or embeddings from an address. A client's copy would make it dial
+#: any address, so only the router writes them.
+GUARDED: Final = ("kv_transfer_params", "ec_transfer_params")
+#: A field whose entries engines merge with the guarded ones.
+_NESTED: Final = "vllm_xargs"
+
+_PREFILL_PARAMS: Final = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+_PREFILL_OVERRIDES: Final = (
+    b'"max_tokens":1,"max_completion_tokens":1,"stream":false,"kv_transfer_params":' + _PREFILL_PARAMS
+)
+#: Left out of the prefill leg: they contradict one token without streaming, and engines refuse the contradiction.
+_NOT_FOR_PREFILL: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "stream", "stream_options"})
+
+#: Assumed answer length where the client gives no limit, in tokens; only the ledger uses it.
+_DEFAULT_OUTPUT: Final = 256
+_BYTES_PER_TOKEN: Final = 4
+_FALSY: Final = (b"null", b"false")
+_ONE_OR_NULL: Final = (b"null", b"1")
+
+_split = msgspec.json.Decoder(Fields).decode
+_split_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class Route(Enum):
+    """The paths that reach a worker."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A body that may be sent on."""
+
+    #: The client's bytes; written anew only when something had to be taken out.
+    body: bytes
+    fields: Fields
+    #: None when the client names no model.
+    model: str | None
+    #: Whether prefill and decode may be split over two workers.
+    splittable: bool
+    #: Estimates for the ledger.
+    prompt_tokens: int
+    output_tokens: int
+
+
+def read(route: Route, body: bytes) -> Request:
+    """Read a client's body.
+
+    Raises
+    ------
+    Refused
+        When the body is not a JSON object in UTF-8, or its ``model`` is not a string.
+    """
+    try:
+        fields = _split(body)
+    except msgspec.ValidationError:
+        raise Refused(Refusal(400, "invalid_json", "The request body must be a JSON object.")) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        message = f"The request body is not valid JSON: {detail}."
+        raise Refused(Refusal(400, "invalid_json", message)) from None
+    if _strip(fields):
+        body = _join(fields)
+    split_by_route = route is Route.CHAT or route is Route.COMPLETIONS
+    return Request(
+        body=body,
+        fields=fields,
+        model=_model(fields),
+        splittable=split_by_route and _one_sequence(fields) and (route is Route.CHAT or _one_prompt(fields)),
+        prompt_tokens=len(body) // _BYTES_PER_TOKEN + 1,
+        output_tokens=_output_tokens(fields) if split_by_route else 0,
+    )
+
+
+def prefill_body(request: Request) -> bytes:
+    """Return the body of the prefill leg: one token, no stream, KV kept for whoever decodes."""
+    members = [_member(name, value) for name, value in request.fields.items() if name not in _NOT_FOR_PREFILL]
+    members.append(_PREFILL_OVERRIDES)
+    return b"{" + b",".join(members) + b"}"
+
+
+def decode_body(request: Request, params: bytes | None) -> bytes:
+    """Return the body of the decode leg: the client's bytes, with ``params`` (JSON) spliced in at the end."""
+    if params is None:
+        return request.body
+    end = request.body.rindex(b"}")
+    comma = b"," if request.fields else b""
+    return b"".join((request.body[:end], comma, b'"kv_transfer_params":', params, request.body[end:]))
+
+
+class _PrefillAnswer(msgspec.Struct):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_prefill_answer = msgspec.json.Decoder(_PrefillAnswer).decode
+
+
+def params_of(answer: bytes) -> bytes | None:
+    """Return the handoff parameters (JSON object) in a prefill leg's answer, or None when there are none to use."""
+    try:
+        params = bytes(_prefill_answer(answer).kv_transfer_params)
+        described = _split(params)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    wanted = described.get("do_remote_prefill")
+    return params if wanted is not None and bytes(wanted) == b"true" else None
+
+
+def _strip(fields: Fields) -> bool:
+    """Take the guarded fields out of ``fields``; return whether there were any."""
+    found = False
+    for name in GUARDED:
+        if name in fields:
+            del fields[name]
+            found = True
+    nested = fields.get(_NESTED)
+    if nested is not None:
+        # Rewritten whenever it is an object, so that a repeated key cannot hide a second copy.
+        try:
+            inner = _split(bytes(nested))
+        except msgspec.DecodeError:
+            return found
+        if any(name in inner for name in GUARDED):
+            fields[_NESTED] = msgspec.Raw(_join({k: v for k, v in inner.items() if k not in GUARDED}))
+            found = True
+    return found
+
+
+def _join(fields: Fields) -> bytes:
+    return b"{" + b",".join([_member(name, value) for name, value in fields.items()]) + b"}"
+
+
+def _member(name: str, value: msgspec.Raw) -> bytes:
+    return json.dumps(name).encode() + b":" + bytes(value)
+
+
+def _model(fields: Fields) -> str | None:
+    raw = fields.get("model")
+    if raw is None or bytes(raw) == b"null":
+        return None
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.DecodeError:
+        message = "The field 'model' must be a string."
+        raise Refused(Refusal(400, "invalid_model", message, param="model")) from None
+
+
+def _one_sequence(fields: Fields) -> bool:
+    """Whether the request wants one answer made of nothing but decoded tokens.
+
+    Of several sequences the prefill answer describes the first alone, and the others would decode from its KV: wrong
+    answers with status 200. Prompt log-probabilities and embeddings come from the worker that reads the prompt.
+    """
+    for name in ("n", "best_of"):
+        if name in fields and bytes(fields[name]) not in _ONE_OR_NULL:
+            return False
+    return all(name not in fields or bytes(fields[name]) in _FALSY for name in _NEEDS_WHOLE)
+
+
+_NEEDS_WHOLE: Final = ("use_beam_search", "echo", "prompt_logprobs", "prompt_embeds")
+
+
+def _one_prompt(fields: Fields) -> bool:
+    """Whether ``prompt`` is one text or one list of token ids, also when wrapped in a list of its own."""
+    if "prompt" not in fields:
+        return False
+    prompt = bytes(fields["prompt"])
+    if prompt[:1] == b'"':
+        return True
+    first = prompt[1:].lstrip(b" \t\r\n")[:1]
+    if prompt[:1] != b"[" or first not in (b'"', b"["):
+        return prompt[:1] == b"[" and first.isdigit()
+    return len(_split_list(prompt)) == 1
+
+
+def _output_tokens(fields: Fields) -> int:
+    for name in ("max_completion_tokens", "max_tokens"):
+        digits = bytes(fields[name]) if name in fields else b""
+        if digits.isdigit() and len(digits) < 9:
+            return int(digits)
+    return _DEFAULT_OUTPUT

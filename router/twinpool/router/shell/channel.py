@@ -1,0 +1,76 @@
+"""What the control process and the data processes say to each other: length-prefixed msgpack over a socket pair.
+
+Endpoints go down whole at every change, numbers come up whole every second, so a lost process or a late message is
+repaired by the next one. Shared memory for load counters comes with the exact KV index; this channel stays for what is
+rare.
+"""
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from twinpool.router.logic.endpoints import Endpoint
+from twinpool.router.logic.ledger import Load
+from twinpool.router.logic.metrics import Numbers
+from twinpool.router.settings import Settings
+
+_MAX_MESSAGE: Final = 64 * 2**20
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """The first message to a data process."""
+
+    settings: Settings
+
+
+class Endpoints(msgspec.Struct, tag=True, frozen=True):
+    """All endpoints of the pool, admitted or not."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+class Ask(msgspec.Struct, tag=True, frozen=True):
+    """Report at once."""
+
+    number: int
+
+
+class Drain(msgspec.Struct, tag=True, frozen=True):
+    """Take no more connections after ``lame_duck`` seconds, and end when nothing runs or after ``timeout`` seconds."""
+
+    lame_duck: float
+    timeout: float
+
+
+class Report(msgspec.Struct, tag=True, frozen=True):
+    """What a data process has counted, and its ledger by endpoint id; ``number`` is that of the question."""
+
+    number: int
+    numbers: Numbers
+    loads: list[tuple[str, Load]]
+
+
+Down = Hello | Endpoints | Ask | Drain
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_down = msgspec.msgpack.Decoder(Down).decode
+decode_up = msgspec.msgpack.Decoder(Report).decode
+
+
+def send(writer: asyncio.StreamWriter, message: Down | Report) -> None:
+    """Queue a message; a closed channel swallows it, and its reader notices."""
+    if not writer.is_closing():
+        data = _encode(message)
+        writer.write(len(data).to_bytes(4, "big") + data)
+
+
+async def receive(reader: asyncio.StreamReader) -> bytes | None:
+    """Return the next message, or None when the other side is gone."""
+    try:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        if size > _MAX_MESSAGE:
+            return None
+        return await reader.readexactly(size)
+    except (asyncio.IncompleteReadError, OSError):
+        return None

@@ -1,0 +1,115 @@
+"""The data processes as the control process sees them: started, spoken to, started again when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from twinpool.router.logic.metrics import Numbers, counters_only, total
+from twinpool.router.shell import channel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twinpool.router.logic.ledger import Load
+    from twinpool.router.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_ANSWER_SECONDS = 1.0
+#: A process that lived shorter than this is started again more slowly each time.
+_STABLE_SECONDS = 10.0
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
+
+
+class Child:
+    """One data process; it is replaced for ever, until :meth:`drain`."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, greeting: Callable[[], channel.Endpoints]) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._greeting = greeting
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._retired = Numbers()
+        self._last = Numbers()
+        self._answers: dict[int, asyncio.Event] = {}
+        self._draining = False
+        self.loads: list[tuple[str, Load]] = []
+        self.up = False
+
+    @property
+    def numbers(self) -> Numbers:
+        """What this process and its predecessors counted."""
+        return total((self._retired, self._last))
+
+    async def run(self) -> None:
+        """Keep a data process running; return after a drain, when it has ended."""
+        backoff = _FIRST_BACKOFF
+        loop = asyncio.get_running_loop()
+        while not self._draining:
+            started = loop.time()
+            code = await self._run_once()
+            if self._draining:
+                return
+            self._retired.add("twinpool_router_data_process_restarts_total")
+            log.error("a data process ended with code %s and is started again; its requests are lost", code)
+            backoff = _FIRST_BACKOFF if loop.time() - started > _STABLE_SECONDS else min(2 * backoff, _LONGEST_BACKOFF)
+            await asyncio.sleep(backoff)
+
+    async def _run_once(self) -> int:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            numbers = (self._listener.fileno(), theirs.fileno())
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "twinpool.router.shell.dataplane", *map(str, numbers), pass_fds=numbers
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        channel.send(self._writer, channel.Hello(self._settings))
+        channel.send(self._writer, self._greeting())
+        if self._draining:
+            self.drain(0.0, 0.0)
+        while (data := await channel.receive(reader)) is not None:
+            self._take(channel.decode_up(data))
+        self.up = False
+        self._writer.close()
+        self._writer = None
+        self._retired, self._last, self.loads = total((self._retired, counters_only(self._last))), Numbers(), []
+        return await self._process.wait()
+
+    def _take(self, report: channel.Report) -> None:
+        self.up = True
+        self._last, self.loads = report.numbers, report.loads
+        answered = self._answers.pop(report.number, None)
+        if answered is not None:
+            answered.set()
+
+    def tell(self, message: channel.Down) -> None:
+        """Send a message; a process that is just being started gets the present state with its greeting instead."""
+        if self._writer is not None:
+            channel.send(self._writer, message)
+
+    def drain(self, lame_duck: float, timeout: float) -> None:
+        """Ask the process to end in peace; it is not started again."""
+        self._draining = True
+        self.tell(channel.Drain(lame_duck, timeout))
+
+    def kill(self) -> None:
+        """End the process now."""
+        self._draining = True
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def refresh(self, number: int) -> None:
+        """Get a report of this moment, or settle for the last one."""
+        if self._writer is None:
+            return
+        answered = self._answers[number] = asyncio.Event()
+        self.tell(channel.Ask(number))
+        try:
+            await asyncio.wait_for(answered.wait(), _ANSWER_SECONDS)
+        except TimeoutError:
+            self._answers.pop(number, None)

@@ -1,0 +1,218 @@
+"""The control process: holds the listening socket, follows the pool, publishes it to the data processes, stops them.
+
+Always true: the socket stays open while a data process is replaced, so no connection is refused; not ready is said at
+once on SIGTERM, and what runs is served until it ends or the pool's drain time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinpool.core.errors import InvalidValue
+from twinpool.router.logic.ledger import Load
+from twinpool.router.logic.metrics import Numbers, render, total
+from twinpool.router.shell import channel
+from twinpool.router.shell.admin import JSON, METRICS, AdminServer
+from twinpool.router.shell.children import Child
+from twinpool.router.shell.discovery import PodWatch, follow_file
+from twinpool.router.shell.probes import Prober
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+#: Data processes that did not end by themselves this long after the drain time are killed.
+_KILL_SECONDS = 5.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the listening socket for clients.
+
+    Raises
+    ------
+    InvalidValue
+        When the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise InvalidValue(f"cannot listen on {host}:{port}: {error.strerror}", "change --host or --port") from None
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+class Control:
+    """Everything that is not on a request's path."""
+
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._found: tuple[Endpoint, ...] = ()
+        self._published: tuple[Endpoint, ...] = ()
+        self._synced = False
+        self._stopping = asyncio.Event()
+        self._prober = Prober(self._publish)
+        self._children = [Child(settings, listener, self._snapshot) for _ in range(settings.workers)]
+        self._questions = 0
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain.
+
+        Raises
+        ------
+        InvalidValue
+            When the admin port is taken or the source of endpoints cannot be used at all.
+        """
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        admin = await self._start_admin()
+        discovery = asyncio.ensure_future(self._discover())
+        children = [asyncio.ensure_future(child.run()) for child in self._children]
+        stop = asyncio.ensure_future(self._stopping.wait())
+        log.info("serving pool %s on %s:%d", settings.config.pool, settings.host, settings.port)
+        try:
+            await asyncio.wait([stop, discovery, *children], return_when=asyncio.FIRST_COMPLETED)
+            self._stopping.set()
+            if discovery.done():
+                discovery.result()
+            await self._drain(children)
+        finally:
+            for child in self._children:
+                child.kill()
+            self._prober.close()
+            for task in (discovery, stop, *children):
+                task.cancel()
+            await asyncio.gather(discovery, stop, *children, return_exceptions=True)
+            admin.close()
+
+    async def _start_admin(self) -> asyncio.Server:
+        pages = {
+            "/metrics": self._metrics_page,
+            "/ready": self._ready_page,
+            "/health": self._health_page,
+            "/admin/endpoints": self._endpoints_page,
+        }
+        host, port = self._settings.host, self._settings.admin_port
+        try:
+            return await AdminServer(pages).start(host, port)
+        except OSError as error:
+            text = f"cannot listen on {host}:{port}: {error.strerror}"
+            raise InvalidValue(text, "give another --admin-port") from None
+
+    async def _discover(self) -> None:
+        if self._settings.endpoints is not None:
+            await follow_file(Path(self._settings.endpoints), self._take)
+        else:
+            await PodWatch(self._settings.config, self._take).run()
+
+    async def _drain(self, children: Sequence[asyncio.Future[None]]) -> None:
+        lame_duck, timeout = self._settings.lame_duck, self._settings.config.drain_timeout
+        log.info("draining for at most %g s", timeout)
+        for child in self._children:
+            child.drain(lame_duck, timeout)
+        await asyncio.wait(children, timeout=max(lame_duck, timeout) + _KILL_SECONDS)
+
+    # Endpoints.
+
+    def _take(self, endpoints: tuple[Endpoint, ...]) -> None:
+        """Discovery has a new list."""
+        self._synced = True
+        self._found = endpoints
+        self._prober.watch(endpoint for endpoint in endpoints if endpoint.wanted)
+        self._publish()
+
+    def _publish(self) -> None:
+        snapshot = self._snapshot()
+        if snapshot.endpoints == self._published:
+            return
+        before = {endpoint.id for endpoint in self._published if endpoint.admitted}
+        for endpoint in snapshot.endpoints:
+            if endpoint.admitted != (endpoint.id in before):
+                log.info("%s %s (%s:%d) is %s", endpoint.role, endpoint.pod, endpoint.host, endpoint.port,
+                         "admitted" if endpoint.admitted else "not admitted")  # fmt: skip
+        self._published = snapshot.endpoints
+        for child in self._children:
+            child.tell(snapshot)
+
+    def _snapshot(self) -> channel.Endpoints:
+        return channel.Endpoints(
+            tuple(
+                dataclasses.replace(endpoint, admitted=endpoint.wanted and self._prober.admitted(endpoint.id))
+                for endpoint in self._found
+            )
+        )
+
+    # Admin pages.
+
+    async def _health_page(self) -> tuple[int, str, bytes]:
+        return 200, JSON, b'{"status":"ok"}'
+
+    async def _ready_page(self) -> tuple[int, str, bytes]:
+        reason = ""
+        if self._stopping.is_set():
+            reason = "draining"
+        elif not self._synced:
+            reason = "the list of workers has not been read yet"
+        elif not any(child.up for child in self._children):
+            reason = "no data process is up yet"
+        body = json.dumps({"ready": not reason, "reason": reason}).encode()
+        return (503 if reason else 200), JSON, body
+
+    async def _metrics_page(self) -> tuple[int, str, bytes]:
+        await self._refresh()
+        gauges = Numbers()
+        gauges.add("twinpool_router_discovery_synced", (), float(self._synced))
+        loads = self._loads()
+        for endpoint in self._published:
+            labels = (endpoint.pod, endpoint.role)
+            load = loads.get(endpoint.id, Load())
+            gauges.add("twinpool_router_endpoint_admitted", labels, float(endpoint.admitted))
+            gauges.add("twinpool_router_requests_in_flight", labels, float(load.requests))
+            gauges.add("twinpool_router_tokens_in_flight", labels, float(load.tokens))
+            gauges.add("twinpool_router_handoffs_unpulled", labels, float(load.unpulled))
+        text = render(total([gauges, *(child.numbers for child in self._children)]))
+        return 200, METRICS, text.encode()
+
+    async def _endpoints_page(self) -> tuple[int, str, bytes]:
+        await self._refresh()
+        loads = self._loads()
+        entries = []
+        for endpoint in self._published:
+            load = loads.get(endpoint.id, Load())
+            entries.append(dataclasses.asdict(endpoint) | {
+                "inFlight": load.requests, "tokensInFlight": load.tokens, "unpulledHandoffs": load.unpulled,
+            })  # fmt: skip
+        body = {"pool": self._settings.config.pool, "synced": self._synced, "endpoints": entries}
+        return 200, JSON, json.dumps(body).encode()
+
+    def _loads(self) -> dict[str, Load]:
+        loads: dict[str, Load] = {}
+        for child in self._children:
+            for identity, load in child.loads:
+                mine = loads.setdefault(identity, Load())
+                mine.tokens += load.tokens
+                mine.requests += load.requests
+                mine.unpulled += load.unpulled
+        return loads
+
+    async def _refresh(self) -> None:
+        self._questions += 1
+        await asyncio.gather(*(child.refresh(self._questions) for child in self._children))

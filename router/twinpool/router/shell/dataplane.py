@@ -1,0 +1,133 @@
+"""A data process: accepts clients from the listener it inherits and serves them until it is drained.
+
+Started as ``python -m twinpool.router.shell.dataplane LISTENER CHANNEL`` (two inherited file descriptors) by the
+control process, and gone when that one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from random import Random
+
+import uvloop
+
+from twinpool.router.shell import channel, routes
+from twinpool.router.shell.client import ClientConnection
+from twinpool.router.shell.pool import Pool
+
+_REPORT_SECONDS = 1.0
+_BACKLOG = 1024
+
+
+class DataProcess:
+    """Clients, the pool, and the channel to the control process."""
+
+    def __init__(self, pool: Pool, server: asyncio.Server, clients: set[ClientConnection]) -> None:
+        self.pool = pool
+        self._server = server
+        self._clients = clients
+        self._done = asyncio.Event()
+
+    def report(self, number: int = 0) -> channel.Report:
+        """Return what was counted, with the gauges of this moment."""
+        numbers = self.pool.numbers
+        numbers.values["twinpool_router_clients"] = {(): float(len(self._clients))}
+        return channel.Report(number, numbers, self.pool.ledger.items())
+
+    async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Do what the control process says; without it, end."""
+        draining: asyncio.Task[None] | None = None
+        while (data := await channel.receive(reader)) is not None:
+            match channel.decode_down(data):
+                case channel.Endpoints(endpoints):
+                    self.pool.update(endpoints)
+                case channel.Ask(number):
+                    channel.send(writer, self.report(number))
+                case channel.Drain(lame_duck, timeout) if draining is None:
+                    draining = asyncio.ensure_future(self._drain(lame_duck, timeout))
+                case _:
+                    pass
+        self._done.set()
+
+    async def tick(self, writer: asyncio.StreamWriter) -> None:
+        """Look after time-outs and report, once a second."""
+        while True:
+            await asyncio.sleep(_REPORT_SECONDS)
+            now = self.pool.loop.time()
+            for client in list(self._clients):
+                client.sweep(now)
+            self.pool.connections.sweep(set(self.pool.directory.known))
+            channel.send(writer, self.report())
+
+    async def _drain(self, lame_duck: float, longest: float) -> None:
+        """Serve what comes for ``lame_duck`` seconds, then what runs, then end; ``longest`` seconds in all."""
+        end = self.pool.loop.time() + longest
+        self.pool.draining = True
+        await asyncio.sleep(lame_duck)
+        self._server.close()
+        while self.pool.loop.time() < end:
+            for client in list(self._clients):
+                client.drain()
+            if not any(client.busy for client in self._clients):
+                break
+            await asyncio.sleep(0.05)
+        self._done.set()
+
+    async def ended(self) -> None:
+        """Wait until there is nothing left to do."""
+        await self._done.wait()
+        self._server.close()
+        for client in list(self._clients):
+            client.drain()
+        # A moment for answers on their way out of this process.
+        deadline = self.pool.loop.time() + 0.5
+        while any(client.unsent for client in self._clients) and self.pool.loop.time() < deadline:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(0.02)
+
+
+async def serve(listener: socket.socket, control: socket.socket) -> None:
+    """Run a data process on its two sockets."""
+    loop = asyncio.get_running_loop()
+    reader, writer = await asyncio.open_connection(sock=control)
+    first = await channel.receive(reader)
+    if first is None:
+        return
+    hello = channel.decode_down(first)
+    assert isinstance(hello, channel.Hello)
+    settings = hello.settings
+    pool = Pool(loop, settings.config, settings.limits, Random())  # noqa: S311 - spreads load, keeps no secret
+    models = routes.models_answer(settings.config, int(time.time()))
+    clients: set[ClientConnection] = set()
+    server = await loop.create_server(lambda: ClientConnection(pool, clients, models), sock=listener, backlog=_BACKLOG)
+    process = DataProcess(pool, server, clients)
+    channel.send(writer, process.report())
+    gc.collect()
+    gc.freeze()
+    tasks = [asyncio.ensure_future(process.follow(reader, writer)), asyncio.ensure_future(process.tick(writer))]
+    await process.ended()
+    channel.send(writer, process.report())
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    pool.connections.close()
+    writer.close()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    # Signals go to the whole process group; the control process alone decides when to stop.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener, control = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    uvloop.run(serve(listener, control))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

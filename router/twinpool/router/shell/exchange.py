@@ -1,0 +1,294 @@
+"""Carries out what :mod:`twinpool.router.logic.handoff` decides for one request, and reports what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from twinpool.router.logic import handoff
+from twinpool.router.logic.errors import Refusal, error_event
+from twinpool.router.logic.handoff import Do, Phase, State
+from twinpool.router.logic.request import Request, Route, decode_body, params_of, prefill_body
+from twinpool.router.shell.legs import DecodeLeg, PrefillLeg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.logic.framing import Head
+    from twinpool.router.logic.headers import Forwarded
+    from twinpool.router.logic.ledger import Ticket
+    from twinpool.router.shell.pool import Pool
+
+UNAVAILABLE = Refusal(
+    503,
+    "no_worker",
+    "No decode worker of this pool is ready. Wait and try again; 'kubectl get tpool' shows what the pool waits for.",
+    retry_after=5,
+)
+FAILED = Refusal(
+    502, "worker_failed", "The workers failed before they answered, also on another try. Send the request again."
+)
+BROKEN = Refusal(
+    502, "worker_lost", "The worker was lost in the middle of this answer, which is incomplete. Send the request again."
+)
+
+
+class Client(Protocol):
+    """The connection on which the answer is wanted."""
+
+    def begin(self, head: bytes, request_id: bytes | None) -> None:
+        """Send an answer's head; the request id only when the engine sent none."""
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the answer, framing included."""
+
+    def finish(self, *, close: bool) -> None:
+        """The answer is complete."""
+
+    def refuse(self, refusal: Refusal, request_id: bytes) -> None:
+        """Send an answer of ours; none has begun."""
+
+    def break_off(self) -> None:
+        """Close the connection so that the client sees that the answer is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as it goes to a worker."""
+
+    route: Route
+    #: Path and query as the client wrote them.
+    target: bytes
+    forwarded: Forwarded
+    request: Request
+    #: When it was complete, on the pool's clock.
+    started: float
+
+
+class Exchange:
+    """One request, from its acceptance to the one outcome that its client gets."""
+
+    __slots__ = (
+        "_call", "_client", "_decode", "_events", "_fill", "_first", "_held", "_params", "_prefill",
+        "_prefill_endpoint", "_state", "_tried_decode", "_tried_prefill", "_until_close", "pool", "status",
+    )  # fmt: skip
+
+    def __init__(self, pool: Pool, client: Client, call: Call) -> None:
+        self.pool = pool
+        self._client = client
+        self._call = call
+        self._state: State
+        self._prefill: PrefillLeg | None = None
+        self._decode: DecodeLeg | None = None
+        self._prefill_endpoint: Endpoint | None = None
+        self._params: bytes | None = None
+        self._held: Ticket | None = None
+        self._tried_prefill: set[str] = set()
+        self._tried_decode: set[str] = set()
+        self._events = False
+        self._until_close = False
+        self._first = True
+        self._fill: bytes | None = None
+        self.status = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._apply(handoff.begin(self._call.request.splittable and self.pool.config.disaggregated))
+
+    # What the client's connection reports.
+
+    def client_gone(self) -> None:
+        """The client closed its connection; nothing is sent to it any more."""
+        self.pool.numbers.add("twinpool_router_client_aborts_total", (self._state.phase.value,))
+        self._apply(handoff.client_gone(self._state))
+
+    def pause(self) -> None:
+        """The client takes no more for now."""
+        if self._decode is not None and self._decode.upstream is not None:
+            self._decode.upstream.pause_reading()
+
+    def resume(self) -> None:
+        """The client takes more again."""
+        if self._decode is not None and self._decode.upstream is not None:
+            self._decode.upstream.resume_reading()
+
+    # What the legs report.
+
+    def prefill_failed(self, reason: str) -> None:
+        """The prefill leg is closed and brought nothing."""
+        self._prefill = None
+        self._apply(handoff.prefill_failed(self._state, reason))
+
+    def prefill_ended(self, leg: PrefillLeg, status: int, body: bytes) -> None:
+        """The prefill leg's answer is complete."""
+        self._prefill = None
+        if status == 200:
+            params = params_of(body)
+            if params is None:
+                self._apply(handoff.prefill_failed(self._state, "no_params"))
+                return
+            self._params = params
+            self._prefill_endpoint = leg.endpoint
+            self._held = self.pool.ledger.hold(leg.endpoint.id)
+            self._apply(handoff.prefill_answered(self._state, self.pool.loop.time()))
+        elif status in (408, 429) or status >= 500:
+            self._apply(handoff.prefill_failed(self._state, "status"))
+        else:
+            self._apply(handoff.prefill_refused(self._state))
+
+    def decode_head(self, leg: DecodeLeg, head: Head) -> None:
+        """The answer begins."""
+        revision = self._prefill_endpoint.revision if self._state.handed_off and self._prefill_endpoint else None
+        others = len(self.pool.decodes(revision)) > 1 or leg.endpoint not in self.pool.decodes(revision)
+        self._pulled()
+        step = handoff.decode_head(self._state, head.status, others)
+        if step[0].phase is Phase.RELAY:
+            self.status = head.status
+            self._events = head.events
+            self._until_close = head.length is None and not head.chunked
+            self._client.begin(head.passed, None if head.has_request_id else self._call.forwarded.request_id)
+        self._apply(step)
+
+    def decode_body(self, data: bytes) -> None:
+        """A piece of the answer."""
+        if self._first:
+            self._first = False
+            waited = self.pool.clock() - self._call.started
+            self.pool.numbers.observe("twinpool_router_time_to_first_token_seconds", waited, (self._call.route.value,))
+        self._client.write(data)
+
+    def decode_ended(self) -> None:
+        """The answer was passed on to its end."""
+        self._decode = None
+        self._apply(handoff.decode_ended(self._state))
+
+    def decode_lost(self, fill: bytes | None) -> None:
+        """The decode leg is gone."""
+        self._decode = None
+        if self._state.phase is Phase.RELAY:
+            self._fill = fill
+            self._apply(handoff.decode_died(self._state))
+        else:
+            self._pulled()
+            self._apply(handoff.decode_failed(self._state))
+
+    # What the state machine wants done.
+
+    def _apply(self, step: handoff.Step) -> None:
+        self._state, actions = step
+        for action in actions:
+            _ACTIONS[action](self)
+
+    def _start_prefill(self) -> None:
+        endpoint = self.pool.choose_prefill(self._tried_prefill if self._state.prefill_failures else ())
+        if endpoint is None:
+            self._apply(handoff.no_prefill(self._state))
+            return
+        if self._state.prefills > 1:
+            self.pool.numbers.add("twinpool_router_retries_total", ("prefill",))
+        self._tried_prefill.add(endpoint.id)
+        leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens)
+
+        def connected() -> None:
+            body = prefill_body(self._call.request)
+            leg.send(self._head(endpoint, self._call.forwarded.prefill, body), body)
+
+        leg.connect(connected, lambda: self.prefill_failed("connect"))
+
+    def _start_decode(self) -> None:
+        revision = self._prefill_endpoint.revision if self._state.holding and self._prefill_endpoint else None
+        endpoint = self.pool.choose_decode(revision, self._tried_decode)
+        if endpoint is None:
+            self._apply(handoff.no_decode(self._state))
+            return
+        if self._state.decodes > 1:
+            self.pool.numbers.add("twinpool_router_retries_total", ("decode",))
+        self._tried_decode.add(endpoint.id)
+        request = self._call.request
+        leg = self._decode = DecodeLeg(self, endpoint, request.prompt_tokens + request.output_tokens)
+        leg.connect(self._connected, lambda: self.decode_lost(None))
+
+    def _connected(self) -> None:
+        lives = self._prefill_endpoint is not None and self._prefill_endpoint.id in self.pool.directory.known
+        self._apply(handoff.decode_connected(self._state, self.pool.loop.time(), lives))
+
+    def _send_with_params(self) -> None:
+        params, self._params = self._params, None
+        assert params is not None
+        self._send(params)
+
+    def _send_whole(self) -> None:
+        self._send(None)
+
+    def _send(self, params: bytes | None) -> None:
+        leg = self._decode
+        assert leg is not None
+        body = decode_body(self._call.request, params)
+        leg.send(self._head(leg.endpoint, self._call.forwarded.decode, body), body)
+
+    def _head(self, endpoint: Endpoint, forwarded: bytes, body: bytes) -> bytes:
+        return b"POST %b HTTP/1.1\r\nHost: %b:%d\r\nContent-Length: %d\r\n%b\r\n" % (
+            self._call.target, endpoint.host.encode(), endpoint.port, len(body), forwarded,
+        )  # fmt: skip
+
+    def _relay(self) -> None:
+        if self._state.split:
+            outcome = ("remote", "") if self._state.handed_off else ("local", self._state.reason)
+            self.pool.numbers.add("twinpool_router_handoffs_total", outcome)
+
+    def _drop_leg(self) -> None:
+        for leg in (self._prefill, self._decode):
+            if leg is not None:
+                leg.drop()
+        self._prefill = self._decode = None
+        self._pulled()
+
+    def _release_leg(self) -> None:
+        if self._decode is not None:
+            self._decode.release()
+            self._decode = None
+        self._pulled()
+
+    def _forget_params(self) -> None:
+        self._params = None
+        self._pulled()
+
+    def _pulled(self) -> None:
+        if self._held is not None and self._params is None:
+            self.pool.ledger.pulled(self._held)
+            self._held = None
+
+    def _answer_unavailable(self) -> None:
+        self._client.refuse(UNAVAILABLE, self._call.forwarded.request_id)
+
+    def _answer_failed(self) -> None:
+        self._client.refuse(FAILED, self._call.forwarded.request_id)
+
+    def _break(self) -> None:
+        self.pool.numbers.add("twinpool_router_broken_streams_total")
+        if not self._events or self._fill is None:
+            self._client.break_off()
+            return
+        event = b"\n\n" + error_event(BROKEN)
+        self._client.write(b"%b%x\r\n%b\r\n0\r\n\r\n" % (self._fill, len(event), event))
+        self._client.finish(close=True)
+
+    def _finish(self) -> None:
+        self._client.finish(close=self._until_close)
+
+
+_ACTIONS: dict[Do, Callable[[Exchange], None]] = {
+    Do.START_PREFILL: Exchange._start_prefill,
+    Do.START_DECODE: Exchange._start_decode,
+    Do.SEND_WITH_PARAMS: Exchange._send_with_params,
+    Do.SEND_WHOLE: Exchange._send_whole,
+    Do.RELAY: Exchange._relay,
+    Do.DROP_LEG: Exchange._drop_leg,
+    Do.RELEASE_LEG: Exchange._release_leg,
+    Do.FORGET_PARAMS: Exchange._forget_params,
+    Do.ANSWER_UNAVAILABLE: Exchange._answer_unavailable,
+    Do.ANSWER_FAILED: Exchange._answer_failed,
+    Do.BREAK: Exchange._break,
+    Do.FINISH: Exchange._finish,
+}

@@ -1,0 +1,187 @@
+"""One request to one engine: its connection, its entry in the ledger, and what it reports to the exchange.
+
+Always true: a leg's ticket is closed when the leg is, on whichever path.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinpool.router.logic.framing import Head, unchunk
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.shell.exchange import Exchange
+    from twinpool.router.shell.pool import Pool
+    from twinpool.router.shell.upstream import Upstream
+
+
+class _Leg:
+    __slots__ = ("_pool", "_task", "_ticket", "closed", "endpoint", "upstream")
+
+    def __init__(self, pool: Pool, endpoint: Endpoint, tokens: int) -> None:
+        self._pool = pool
+        self.endpoint = endpoint
+        self._ticket = pool.ledger.admit(endpoint.id, tokens)
+        self._task: asyncio.Task[None] | None = None
+        self.upstream: Upstream | None = None
+        self.closed = False
+
+    def connect(self, connected: Callable[[], None], failed: Callable[[], None]) -> None:
+        """Get a connection and report it; at once when an idle one is at hand."""
+        self.upstream = self._pool.connections.take(self.endpoint)
+        if self.upstream is not None:
+            connected()
+        else:
+            self._task = self._pool.loop.create_task(self._connect(connected, failed))
+
+    async def _connect(self, connected: Callable[[], None], failed: Callable[[], None]) -> None:
+        upstream = await self._pool.connections.connect(self.endpoint)
+        self._task = None
+        if upstream is None:
+            self.close()
+            self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+            failed()
+        else:
+            self.upstream = upstream
+            connected()
+
+    def close(self) -> None:
+        """Take the leg out of the books; the connection is not this leg's any more."""
+        self.closed = True
+        self.upstream = None
+        self._pool.ledger.close(self._ticket)
+
+    def drop(self) -> None:
+        """Abort the leg at once; nothing more is reported."""
+        if self.closed:
+            return
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self.upstream is not None:
+            self.upstream.abort()
+        self.close()
+
+
+class PrefillLeg(_Leg):
+    """Collects the short answer of a prefill worker."""
+
+    __slots__ = ("_exchange", "_head", "_pieces", "_size", "_started", "_timer")
+
+    def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int) -> None:
+        super().__init__(exchange.pool, endpoint, tokens)
+        self._exchange = exchange
+        self._head: Head | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._started = self._pool.clock()
+        self._timer = self._pool.loop.call_later(self._pool.limits.prefill_timeout, self._late)
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Send the leg over the open connection."""
+        if self.upstream is not None:
+            self.upstream.send(self, head, body)
+
+    def on_head(self, head: Head) -> None:
+        """See :class:`twinpool.router.shell.upstream.Leg`."""
+        self._head = head
+
+    def on_body(self, data: bytes) -> None:
+        """Collect, within the limit."""
+        self._size += len(data)
+        self._pieces.append(data)
+        if self._size > self._pool.limits.prefill_answer:
+            self.drop()
+            self._exchange.prefill_failed("answer_too_large")
+
+    def on_end(self) -> None:
+        """Report the whole answer."""
+        head = self._head
+        assert head is not None
+        self.close()
+        body = b"".join(self._pieces)
+        if head.status < 500:
+            self._pool.breaker.succeeded(self.endpoint.id)
+        else:
+            self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+        self._pool.numbers.observe("twinpool_router_prefill_leg_seconds", self._pool.clock() - self._started)
+        self._exchange.prefill_ended(self, head.status, unchunk(body) if head.chunked else body)
+
+    def on_lost(self, fill: bytes | None) -> None:  # noqa: ARG002 - nobody sees this answer
+        """Report the loss."""
+        self.close()
+        self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+        self._exchange.prefill_failed("connection_lost")
+
+    def _late(self) -> None:
+        self.drop()
+        self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+        self._exchange.prefill_failed("timeout")
+
+    def close(self) -> None:
+        """Stop the clock too."""
+        self._timer.cancel()
+        super().close()
+
+
+class DecodeLeg(_Leg):
+    """Passes the answer of a decode worker on, piece by piece, until its exchange lets go of it."""
+
+    __slots__ = ("_exchange", "_sent", "answered")
+
+    def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int) -> None:
+        super().__init__(exchange.pool, endpoint, tokens)
+        self._exchange: Exchange | None = exchange
+        self._sent = 0.0
+        self.answered = False
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Send the leg over the open connection."""
+        if self.upstream is not None:
+            self._sent = self._pool.loop.time()
+            self.upstream.send(self, head, body)
+
+    def on_head(self, head: Head) -> None:
+        """Report the beginning, or stop an answer that nobody waits for."""
+        self.answered = True
+        if self._exchange is None:
+            self.drop()
+            return
+        if head.status < 500:
+            self._pool.breaker.succeeded(self.endpoint.id)
+        elif head.status == 503:
+            self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+        self._exchange.decode_head(self, head)
+
+    def on_body(self, data: bytes) -> None:
+        """Pass a piece on untouched."""
+        if self._exchange is not None:
+            self._exchange.decode_body(data)
+
+    def on_end(self) -> None:
+        """Report the end."""
+        self.close()
+        if self._exchange is not None:
+            self._exchange.decode_ended()
+
+    def on_lost(self, fill: bytes | None) -> None:
+        """Report the loss."""
+        self.close()
+        self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+        if self._exchange is not None:
+            self._exchange.decode_lost(fill)
+
+    def release(self) -> None:
+        """Abort once the engine surely knows the request, whose KV it then lets go on the prefill worker."""
+        self._exchange = None
+        if self.closed:
+            return
+        wait = self._sent + self._pool.limits.release_grace - self._pool.loop.time()
+        if self.answered or wait <= 0:
+            self.drop()
+        else:
+            self._pool.loop.call_later(wait, self.drop)

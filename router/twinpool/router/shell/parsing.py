@@ -1,0 +1,168 @@
+"""Turns a client's bytes into complete requests, within limits and without room for smuggling.
+
+llhttp in its strict mode (httptools' default) refuses what two HTTP parsers may read differently: both length headers,
+a repeated Content-Length, folded headers, NULs, bare CR or LF, odd chunk sizes. Added here: bounds on everything, and
+refusals of what this router does not do. After a refusal nothing more of that connection is read as a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import httptools
+
+from twinpool.router.logic.errors import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twinpool.router.logic.headers import Header
+    from twinpool.router.settings import Limits
+
+_MALFORMED: Final = "The request is not valid HTTP/1.1: {}."
+_TOO_BUSY: Final = Refusal(
+    503, "too_many_bodies", "The router holds as many request bodies as it may. Try again shortly.", retry_after=1
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A complete request."""
+
+    method: bytes
+    target: bytes
+    #: Names in lower case.
+    headers: tuple[Header, ...]
+    body: bytes
+    keep_alive: bool
+
+
+class RequestParser:
+    """Parses one connection. ``reserve(n)`` asks for room for n more bytes of bodies and says whether there is any."""
+
+    def __init__(self, limits: Limits, reserve: Callable[[int], bool]) -> None:
+        self._limits = limits
+        self._reserve = reserve
+        self._parser = httptools.HttpRequestParser(self)
+        self._done: list[Incoming] = []
+        self._refusal: Refusal | None = None
+        self._head_bytes = 0
+        self._since_body = 0
+        self._target = b""
+        self._headers: list[Header] = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        #: A request has begun and is not complete.
+        self.in_head = False
+        self.in_body = False
+        #: The client waits for ``100 Continue`` before it sends the body.
+        self.wants_continue = False
+
+    def feed(self, data: bytes) -> tuple[list[Incoming], Refusal | None]:
+        """Take bytes; return the requests that are complete now, and why reading ends, if it does."""
+        self._done = []
+        if self._refusal is not None:
+            return [], self._refusal
+        self._since_body += len(data)
+        if self.in_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(Refusal(501, "no_upgrade", "This server does not switch protocols; send plain HTTP/1.1."))
+        except httptools.HttpParserError as error:
+            # A refusal raised by a callback stands; llhttp reports it once more as an error of its own.
+            self._refuse(Refusal(400, "malformed_request", _MALFORMED.format(str(error)[:200])))
+        self._check_progress()
+        return self._done, self._refusal
+
+    def _check_progress(self) -> None:
+        if self.in_head and self._head_bytes > self._limits.head:
+            self._refuse(self._too_large_head())
+        elif self.in_body and self._since_body > self._limits.head:
+            self._refuse(Refusal(400, "malformed_request", _MALFORMED.format("chunk framing or trailers without end")))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._refusal is None:
+            self._refusal = refusal
+
+    def _too_large_head(self) -> Refusal:
+        most = f"{self._limits.head} bytes or {self._limits.headers} headers"
+        return Refusal(431, "headers_too_large", f"The request line and headers are more than {most}.")
+
+    # Callbacks of httptools. After a refusal they do nothing: a pipelined rest may still be parsed.
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self.in_head, self.in_body = True, False
+        self._target, self._headers, self._body, self._body_bytes = b"", [], [], 0
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request target."""
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, which is dropped."""
+        if self.in_head:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Refuse early what needs no body to be refused, and ask for the body where the client waits to be asked."""
+        self.in_head, self.in_body = False, True
+        self._since_body = 0
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        names = [name for name, _ in self._headers]
+        given = dict(self._headers)
+        if size > self._limits.head or len(names) > self._limits.headers:
+            self._refuse(self._too_large_head())
+        elif self._parser.get_http_version() != "1.1":
+            self._refuse(Refusal(505, "http_version", "This server speaks HTTP/1.1 only."))
+        elif names.count(b"host") != 1:
+            self._refuse(Refusal(400, "malformed_request", "The request must have exactly one Host header."))
+        elif b"upgrade" in given:
+            self._refuse(Refusal(501, "no_upgrade", "This server does not switch protocols; send no Upgrade header."))
+        elif given.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            self._refuse(Refusal(501, "transfer_encoding", "The only Transfer-Encoding that is understood is chunked."))
+        elif given.get(b"content-encoding", b"identity").lower() != b"identity":
+            self._refuse(Refusal(415, "content_encoding", "Send the request body without Content-Encoding."))
+        elif int(given.get(b"content-length", b"0")) > self._limits.body:
+            self._refuse(self._too_large_body())
+        elif b"expect" in given:
+            if given[b"expect"].lower() == b"100-continue":
+                self.wants_continue = True
+            else:
+                self._refuse(Refusal(417, "expectation", "The only Expect that is understood is 100-continue."))
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body."""
+        if self._refusal is not None:
+            return
+        self._since_body = 0
+        self._body_bytes += len(piece)
+        if self._body_bytes > self._limits.body:
+            self._refuse(self._too_large_body())
+        elif not self._reserve(len(piece)):
+            self._refuse(_TOO_BUSY)
+        else:
+            self._body.append(piece)
+
+    def _too_large_body(self) -> Refusal:
+        return Refusal(413, "body_too_large", f"The request body is larger than {self._limits.body} bytes.")
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self.in_head = self.in_body = self.wants_continue = False
+        if self._refusal is None:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._done.append(
+                Incoming(
+                    self._parser.get_method(),
+                    self._target,
+                    tuple(self._headers),
+                    body,
+                    self._parser.should_keep_alive(),
+                )
+            )
+        self._body, self._headers = [], []

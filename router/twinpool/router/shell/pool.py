@@ -1,0 +1,88 @@
+"""What a data process knows of the pool, and its choices: the impure inputs of :mod:`twinpool.router.logic.policy`.
+
+The ledger is this process's own. With several data processes each sees its own share of the load; shared load counters
+come with the exact KV index, which needs shared memory anyway.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinpool.router.logic import endpoints, policy
+from twinpool.router.logic.breaker import Breaker
+from twinpool.router.logic.ledger import Ledger
+from twinpool.router.logic.metrics import Numbers
+from twinpool.router.shell.upstream import Connections
+
+if TYPE_CHECKING:
+    import asyncio
+import time
+    from collections.abc import Collection, Iterable
+    from random import Random
+
+    from twinpool.core.protocol import RouterConfig
+    from twinpool.router.logic.endpoints import Directory, Endpoint
+    from twinpool.router.settings import Limits
+
+
+class Pool:
+    """Endpoints, books and connections of one data process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, config: RouterConfig, limits: Limits, rng: Random) -> None:
+        self.loop = loop
+        #: For what is measured; the loop's own clock has whole milliseconds only.
+        self.clock = time.monotonic
+        self.config = config
+        self.limits = limits
+        self.rng = rng
+        self.directory: Directory = endpoints.EMPTY
+        self.ledger = Ledger()
+        self.breaker = Breaker()
+        self.numbers = Numbers()
+        self.connections = Connections(loop, limits)
+        self.draining = False
+        #: Bytes of request bodies held.
+        self.body_bytes = 0
+        # Copies of a router that all began with the first worker would all meet there.
+        self._prefill_turn = rng.randrange(1024)
+        self._decode_turn = rng.randrange(1024)
+
+    def update(self, known: Iterable[Endpoint]) -> None:
+        """Replace the endpoints."""
+        self.directory = endpoints.directory(known)
+        self.breaker.keep(self.directory.known)
+        self.connections.sweep(set(self.directory.known))
+
+    def choose_prefill(self, tried: Collection[str]) -> Endpoint | None:
+        """Choose a prefill worker that was not tried yet."""
+        candidates = self.directory.prefill
+        if tried:
+            candidates = tuple(endpoint for endpoint in candidates if endpoint.id not in tried)
+        if not candidates:
+            return None
+        self._prefill_turn += 1
+        return self._choose(candidates, self._prefill_turn)
+
+    def choose_decode(self, revision: str | None, tried: Collection[str]) -> Endpoint | None:
+        """Choose a decode worker, of one revision for a handoff, of any for a whole request.
+
+        Those tried before come last: asking again beats giving up, as what failed may have been a stale connection.
+        """
+        candidates = self.decodes(revision)
+        if not candidates:
+            return None
+        self._decode_turn += 1
+        return self._choose(policy.preferred(candidates, tried) if tried else candidates, self._decode_turn)
+
+    def decodes(self, revision: str | None) -> tuple[Endpoint, ...]:
+        """Return the admitted decode workers, of one revision or of all."""
+        if revision is None:
+            return self.directory.decode
+        return self.directory.decode_by_revision.get(revision, ())
+
+    def _choose(self, candidates: Iterable[Endpoint], turn: int) -> Endpoint:
+        suspects = self.breaker.suspects(self.loop.time())
+        usable = tuple(candidates)
+        if suspects:
+            usable = tuple(policy.preferred(usable, suspects))
+        return policy.choose(self.config.policy, usable, self.ledger, turn, self.rng)
