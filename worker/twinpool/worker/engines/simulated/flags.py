@@ -86,15 +86,16 @@ def parse(argv: Sequence[str]) -> Settings:
 
 
 def _limits(args: argparse.Namespace) -> Limits:
-    if args.kv_blocks * args.block_size < args.max_model_len:
+    needed = -(-args.max_model_len // args.block_size)
+    kv_blocks = max(Limits().kv_blocks, needed) if args.kv_blocks is None else args.kv_blocks
+    if kv_blocks < needed:
         raise InvalidValue(
-            f"--kv-blocks {args.kv_blocks} of {args.block_size} tokens hold less than "
-            f"--max-model-len {args.max_model_len}",
+            f"--kv-blocks {kv_blocks} of {args.block_size} tokens hold less than --max-model-len {args.max_model_len}",
             "raise --kv-blocks or lower --max-model-len",
         )
     return Limits(
         block_size=args.block_size,
-        kv_blocks=args.kv_blocks,
+        kv_blocks=kv_blocks,
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
@@ -139,7 +140,13 @@ def _add_identity(result: argparse.ArgumentParser) -> None:
 def _add_sizes(result: argparse.ArgumentParser) -> None:
     add, default = result.add_argument, Limits()
     add("--block-size", type=_count, default=default.block_size, metavar="TOKENS")
-    add("--kv-blocks", "--num-gpu-blocks-override", type=_count, default=default.kv_blocks, metavar="N")
+    add(
+        "--kv-blocks",
+        "--num-gpu-blocks-override",
+        type=_count,
+        metavar="N",
+        help="default: 4096, or more for one longest prompt",
+    )
     add("--max-model-len", type=_count, default=default.max_model_len, metavar="TOKENS")
     add("--max-num-seqs", type=_count, default=default.max_num_seqs, metavar="N")
     add("--max-num-batched-tokens", type=_count, default=default.max_num_batched_tokens, metavar="TOKENS")

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 _BACKLOG = 2048
 
 
+class AddressRefused(TwinpoolError):
+    """An address that the engine should listen on cannot be had."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     try:
@@ -40,37 +44,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         _fail_at_start(settings)
         uvloop.run(_serve(settings))
     except TwinpoolError as error:
-        say(f"ERROR {error}")
+        say(f"{type(error).__name__}: {error}", "ERROR")
         return 1
     return 0
 
 
-def say(text: str) -> None:
-    """Write one log line."""
-    print(f"{time.strftime('%m-%d %H:%M:%S')} [simulated] {text}", file=sys.stderr, flush=True)
+def say(text: str, level: str = "INFO") -> None:
+    """Write one log line, in the shape of vLLM's."""
+    print(f"{level} {time.strftime('%m-%d %H:%M:%S')} [simulated] {text}", file=sys.stderr, flush=True)
 
 
 def _fail_at_start(settings: Settings) -> None:
-    """Play the start that was asked for: wait as for a load, and fail as vLLM would."""
-    say(f"loading {settings.models[0]} (invented; times of {settings.pace.shape.name} on {settings.pace.gpu.name})")
-    time.sleep(settings.startup_seconds * settings.time_scale)
+    """Wait as for a load; then play the failure that was asked for, with the lines that vLLM would print."""
     model = settings.models[0]
+    say(f"loading {model} (invented; times of {settings.pace.shape.name} on {settings.pace.gpu.name})")
+    time.sleep(settings.startup_seconds * settings.time_scale)
     match settings.faults.at_start:
         case "model-missing":
-            raise TwinpoolError(
-                f"OSError: {model} is not a local folder and is not a valid model identifier listed on "
-                "'https://huggingface.co/models'"
+            say(
+                f"OSError: {model} is not a local folder and is not a valid model identifier listed on the hub", "ERROR"
             )
         case "oom-at-load":
-            say("ERROR EngineCore failed to start.")
-            say("ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB.")
+            say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB.", "ERROR")
             os.kill(os.getpid(), signal.SIGKILL)
         case "crash-at-start":
             try:
-                raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+                raise RuntimeError("this crash was asked for with --fault crash-at-start")
             except RuntimeError:
                 traceback.print_exc()
-            raise TwinpoolError("the engine crashed at its start, as was asked for")
+        case _:
+            return
+    raise SystemExit(1)
 
 
 async def _serve(settings: Settings) -> None:
@@ -95,7 +99,7 @@ async def running(settings: Settings) -> AsyncIterator[App]:
 
     Raises
     ------
-    TwinpoolError
+    AddressRefused
         When one of its addresses cannot be had.
     """
     loop = asyncio.get_running_loop()
@@ -142,8 +146,10 @@ def _address(host: str, port: int) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise TwinpoolError(f"{host}:{port} is in use", "stop what listens there, or choose another port") from None
-        raise TwinpoolError(
+            raise AddressRefused(
+                f"{host}:{port}: address already in use", "stop what listens there, or choose another port"
+            ) from None
+        raise AddressRefused(
             f"cannot listen on {host}:{port}: {error.strerror}", "choose an address of this machine"
         ) from None
 
