@@ -36,7 +36,7 @@ PARAMS = {
 async def until(condition: Callable[[], Any], what: str = "condition", seconds: float = DEADLINE) -> Any:
     """Wait until ``condition()`` is true; fail after a deadline."""
     async with asyncio.timeout(seconds):
-        while not (value := condition()):
+        while not (value := condition()):  # noqa: ASYNC110 - most conditions here have no event
             await asyncio.sleep(0.002)
     return value
 

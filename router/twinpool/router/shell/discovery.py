@@ -85,7 +85,7 @@ class PodWatch:
     async def run(self) -> None:
         """Follow the pods for ever; errors of the API server are logged and tried again."""
         backoff = _FIRST_BACKOFF
-        async with client.ApiClient(configuration()) as api:
+        async with client.ApiClient(self._configure()) as api:
             pods = client.CoreV1Api(api)
             while True:
                 try:

@@ -6,6 +6,7 @@ come with the exact KV index, which needs shared memory anyway.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from twinpool.router.logic import endpoints, policy
@@ -16,7 +17,6 @@ from twinpool.router.shell.upstream import Connections
 
 if TYPE_CHECKING:
     import asyncio
-import time
     from collections.abc import Collection, Iterable
     from random import Random
 
