@@ -11,9 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of a whole object."""
+    """Server-side apply of a whole object.
+
+    ``uid`` is that of the object that was observed, which it must still be; empty when none was.
+    """
 
     body: Mapping[str, Any]
+    uid: str = ""
 
     @property
     def kind(self) -> str:

@@ -121,9 +121,15 @@ class Observed:
 
 
 def pool_key(body: Body) -> tuple[str, str] | None:
-    """Return namespace and name of the pool that a child or pod belongs to, or None for strangers."""
+    """Return namespace and name of the pool that a child or pod belongs to, or None for strangers.
+
+    The owner counts more than the label, which a hand edit may have taken away; pods have another owner.
+    """
     metadata = body.get("metadata") or {}
     pool = (metadata.get("labels") or {}).get(protocol.LABEL_POOL)
+    for owner in metadata.get("ownerReferences") or ():
+        if owner["kind"] == protocol.KIND and owner["apiVersion"].startswith(f"{protocol.GROUP}/"):
+            pool = owner["name"]
     return (metadata.get("namespace") or "", pool) if pool else None
 
 

@@ -38,16 +38,17 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     change = changes(existing, wanted, revision, now)
     children = {(child.kind, child.name): child for child in observed.children}
     serial = last_serial(existing, _remembered(pool, children))
-    bodies = [
+    wanted_objects = [
         *router_objects(pool, settings, serial),
         *(headless_service(pool, name) for name in templates),
         *_kept(pool, existing, change, templates, revision),
         *_created(pool, existing, change, templates, revision, serial),
     ]
+    bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = [
-        Apply(body)
-        for body in map(stamped, bodies)
-        if not in_place(children.get((body["kind"], body["metadata"]["name"])), body)
+        Apply(body, child.uid if child else "")
+        for body, child in ((body, children.get((body["kind"], body["metadata"]["name"]))) for body in bodies)
+        if not in_place(child, body)
     ]
     actions += _removals(existing, change, children, pool)
     situation = Situation(observed, revision, wanted, existing, acting=bool(actions))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Action, Apply, Delete, Retire
-from twinpool.operator.logic.observed import Refusal
+from twinpool.operator.logic.observed import Refusal, read_child
 from twinpool.operator.shell.cluster import ApiRefused, Cluster
+from twinpool.operator.shell.observe import owned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Answers that mean "what you saw is old" or "it is gone already": look again, no error.
-_STALE = (404, 409)
+_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+_STALE = (_NOT_FOUND, _CONFLICT)
 
 
 class NotLeader(Exception):
@@ -51,13 +54,35 @@ class Executor:
             try:
                 await self._one(key, action)
             except ApiRefused as error:
-                if error.code in _STALE and not isinstance(action, Apply):
+                if error.code in _STALE:
                     continue
-                if error.code == 0 or error.code == 429 or error.code >= 500:
+                if error.code in (0, 429) or error.code >= 500:
                     raise
                 kind = action.kind if isinstance(action, Apply | Delete) else "StatefulSet"
                 refusals.append(Refusal(kind, action.name, error.message))
         return tuple(refusals)
+
+    async def restore_labels(self, key: PoolKey, pool_uid: str, group: str) -> bool:
+        """Give a group its labels back if it only seems to be gone; return whether it was there.
+
+        A watch by label reports an object as deleted when a hand edit takes the label away.
+        """
+        self._check()
+        namespace, pool = key
+        try:
+            found = read_child("StatefulSet", await self._cluster.get("StatefulSet", namespace, group))
+            if found.deleting or not owned(found, pool_uid):
+                return False
+            labels = {protocol.LABEL_MANAGED_BY: protocol.MANAGED_BY, protocol.LABEL_POOL: pool}
+            await self._cluster.merge(
+                "StatefulSet", namespace, group, {"metadata": {"uid": found.uid, "labels": labels}}
+            )
+        except ApiRefused as error:
+            if error.code in _STALE:
+                return False
+            raise
+        _log.info("%s/%s: group %s had lost its labels", namespace, pool, group)
+        return True
 
     async def write_status(self, key: PoolKey, uid: str, before: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         """Write the status unless the pool has it already; a pool that is gone needs none."""
@@ -70,6 +95,34 @@ class Executor:
             if error.code not in _STALE:
                 raise
 
+    async def _apply(self, body: Mapping[str, Any], uid: str) -> dict[str, Any]:
+        """Apply an object that is the pool's or does not exist; never take over a stranger's of the same name."""
+        kind, metadata = body["kind"], body["metadata"]
+        if not uid:
+            uid = await self._uid(kind, metadata["namespace"], metadata["name"], metadata["ownerReferences"][0]["uid"])
+        known = {**body, "metadata": {**metadata, "uid": uid}} if uid else body
+        try:
+            return await self._cluster.apply(known)
+        except ApiRefused as error:
+            if error.code != _INVALID or not uid:
+                raise
+            # A hand edit may have changed the key of a list entry, such as a port's number: applying puts ours beside
+            # it, which is invalid. A merge replaces the list.
+            _log.info("%s %s: replacing lists, because applying was refused: %s", kind, metadata["name"], error.message)
+            return await self._cluster.merge(kind, metadata["namespace"], metadata["name"], known)
+
+    async def _uid(self, kind: str, namespace: str, name: str, pool_uid: str) -> str:
+        """Return the uid of an object of the pool that the watches do not show, empty when there is none."""
+        try:
+            found = read_child(kind, await self._cluster.get(kind, namespace, name))
+        except ApiRefused as error:
+            if error.code == _NOT_FOUND:
+                return ""
+            raise
+        if not owned(found, pool_uid):
+            raise ApiRefused(_INVALID, "it exists and is not the pool's; remove it, or give the pool another name")
+        return found.uid
+
     def _check(self) -> None:
         if not self._leadership.valid:
             raise NotLeader
@@ -77,8 +130,8 @@ class Executor:
     async def _one(self, key: PoolKey, action: Action) -> None:
         namespace, pool = key
         match action:
-            case Apply(body):
-                self._memory.applied(key, body, await self._cluster.apply(body))
+            case Apply(body, uid):
+                self._memory.applied(key, body, await self._apply(body, uid))
                 _log.info("%s/%s: applied %s %s", namespace, pool, action.kind, action.name)
             case Retire(name, uid, resource_version):
                 body = {

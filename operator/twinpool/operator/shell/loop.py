@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which a pool is looked at even if nothing happened.
 RESYNC = 300.0
+#: Seconds until a group that got its labels back is certainly in the cache again.
+RESTORE_DELAY = 1.0
 
 
 class Reconciler:
@@ -53,6 +55,8 @@ class Reconciler:
         self._clock = clock
         #: When each reconciliation that is running began, by the loop's clock.
         self.running: dict[PoolKey, float] = {}
+        #: Groups that a watch reported as gone since the pool was last looked at.
+        self.gone: dict[PoolKey, set[str]] = {}
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -107,6 +111,7 @@ class Reconciler:
         if body is None or body["metadata"].get("deletionTimestamp"):
             self._memory.forget(key)
             self._queue.forget(key)
+            self.gone.pop(key, None)
             return None
         uid, before = body["metadata"]["uid"], body["status"]
         try:
@@ -117,14 +122,23 @@ class Reconciler:
                 key, uid, before, unreadable(before, generation, str(error), self._clock())
             )
             return RESYNC
+        if await self._restored(key, uid):
+            return RESTORE_DELAY
         made = plan(observe(key, pool, self._cache, self._memory), self._settings, self._clock())
         refusals = await self._executor.execute(key, made.actions)
-        if self._memory.refused(key, refusals):
+        news = self._memory.refused(key, refusals)
+        if news:
             made = plan(observe(key, pool, self._cache, self._memory), self._settings, self._clock())
         await self._executor.write_status(key, uid, before, made.status)
         if refusals:
-            delay = self._queue.failed(key)
-            _log.warning("%s/%s: %s; trying again in %.1f s", *key, refusals[0].message, delay)
-            return delay
+            if news:
+                _log.warning("%s/%s: %s %s: %s", *key, refusals[0].kind, refusals[0].name, refusals[0].message)
+            return self._queue.failed(key)
         self._queue.succeeded(key)
         return min(RESYNC, made.requeue_after or RESYNC)
+
+    async def _restored(self, key: PoolKey, uid: str) -> bool:
+        """Look whether groups that were reported as gone have only lost their labels."""
+        found = [await self._executor.restore_labels(key, uid, name) for name in sorted(self.gone.get(key, ()))]
+        self.gone.pop(key, None)
+        return any(found)

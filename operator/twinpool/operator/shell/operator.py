@@ -144,8 +144,10 @@ class Operator:
                 await asyncio.wait_for(stop.wait(), CRD_RETRY)
         return False
 
-    def _seen(self, key: PoolKey) -> None:
+    def _seen(self, key: PoolKey, gone: str) -> None:
         self._synced = True
+        if gone:
+            self._reconciler.gone.setdefault(key, set()).add(gone)
         self._metrics.last_event.set(time.time())
         self._queue.add(key)
         self._metrics.queue_depth.set(len(self._queue))

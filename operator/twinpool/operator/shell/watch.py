@@ -7,6 +7,7 @@ event says only *which pool* to look at; what to do is planned from the indices.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import kopf
@@ -15,7 +16,7 @@ from twinpool.core import protocol
 from twinpool.operator.logic.observed import Child, PodView, pool_key, read_child, read_pod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 PoolKey = tuple[str, str]
 
@@ -77,7 +78,11 @@ def watch_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def watch_registry(cache: Cache, seen: Callable[[PoolKey], None]) -> kopf.OperatorRegistry:
+#: Called for every event with the pool that it concerns and, when a group is gone, the group's name.
+Seen = Callable[[PoolKey, str], None]
+
+
+def watch_registry(cache: Cache, seen: Seen) -> kopf.OperatorRegistry:
     """Return kopf's handlers: they fill ``cache`` and call ``seen`` for the pool that an event concerns."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(id="login", registry=registry)(_login)
@@ -94,7 +99,7 @@ def watch_registry(cache: Cache, seen: Callable[[PoolKey], None]) -> kopf.Operat
     return registry
 
 
-def _watch_pools(registry: kopf.OperatorRegistry, seen: Callable[[PoolKey], None]) -> None:
+def _watch_pools(registry: kopf.OperatorRegistry, seen: Seen) -> None:
     @kopf.index(protocol.GROUP, protocol.VERSION, protocol.PLURAL, id=_POOLS, registry=registry)
     async def index(body: Mapping[str, Any], **_: Any) -> dict[PoolKey, dict[str, Any]]:
         metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
@@ -103,10 +108,10 @@ def _watch_pools(registry: kopf.OperatorRegistry, seen: Callable[[PoolKey], None
 
     @kopf.on.event(protocol.GROUP, protocol.VERSION, protocol.PLURAL, id="pool-event", registry=registry)
     async def event(body: Mapping[str, Any], **_: Any) -> None:
-        seen((body["metadata"]["namespace"], body["metadata"]["name"]))
+        seen((body["metadata"]["namespace"], body["metadata"]["name"]), "")
 
 
-def _watch_pods(registry: kopf.OperatorRegistry, seen: Callable[[PoolKey], None]) -> None:
+def _watch_pods(registry: kopf.OperatorRegistry, seen: Seen) -> None:
     @kopf.index("", "v1", "pods", id=_PODS, registry=registry)
     async def index(body: Mapping[str, Any], **_: Any) -> dict[PoolKey, PodView]:
         key = pool_key(body)
@@ -114,12 +119,14 @@ def _watch_pods(registry: kopf.OperatorRegistry, seen: Callable[[PoolKey], None]
 
     @kopf.on.event("", "v1", "pods", id="pod-event", registry=registry)
     async def event(body: Mapping[str, Any], **_: Any) -> None:
-        _report(body, seen)
+        key = pool_key(body)
+        if key is not None:
+            seen(key, "")
 
 
 def _watch_children(
     registry: kopf.OperatorRegistry,
-    seen: Callable[[PoolKey], None],
+    seen: Seen,
     kind: str,
     index_id: str,
     resource: tuple[str, str, str],
@@ -130,14 +137,11 @@ def _watch_children(
         return {} if key is None else {key: read_child(kind, body)}
 
     @kopf.on.event(*resource, id=f"{index_id}-event", registry=registry)
-    async def event(body: Mapping[str, Any], **_: Any) -> None:
-        _report(body, seen)
-
-
-def _report(body: Mapping[str, Any], seen: Callable[[PoolKey], None]) -> None:
-    key = pool_key(body)
-    if key is not None:
-        seen(key)
+    async def event(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002 - kopf's name
+        key = pool_key(body)
+        if key is not None:
+            gone = type == "DELETED" and kind == "StatefulSet"
+            seen(key, body["metadata"]["name"] if gone else "")
 
 
 async def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
