@@ -272,10 +272,18 @@ def test_crashes_are_counted_and_backed_off(local_cluster: LocalCluster, namespa
     assert view.kubectl("logs", "crash", "--previous").stdout == "boom\n"
 
 
-def test_images_decide_how_they_start(local_cluster: LocalCluster, namespace: str) -> None:
+def test_images_decide_how_they_start(local_cluster: LocalCluster, namespace: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}\n")
     local_cluster.add_images(
         {
-            "preset:1": Image(("sh", "-c"), ("echo $GREETING; exec sleep 1000",), {"GREETING": "hello"}),
+            "preset:1": Image(
+                ("sh", "-c"),
+                ("cat /models/tiny/config.json; echo $GREETING; exec sleep 1000",),
+                {"GREETING": "hello"},
+                {"/models/tiny": str(model)},
+            ),
             "broken:1": Image(pull_error="no such image"),
         }
     )
@@ -285,7 +293,7 @@ def test_images_decide_how_they_start(local_cluster: LocalCluster, namespace: st
     view.apply(pod("nocommand", ["no-such-command"]))
     view.apply(pod("greedy", ["sleep", "1000"], extra_container='resources: {limits: {nvidia.com/gpu: "9"}}'))
     waiting = "{.status.containerStatuses[0].state.waiting.reason}"
-    wait_until(lambda: view.kubectl("logs", "preset").stdout == "hello\n", 15, "the image's greeting")
+    wait_until(lambda: view.kubectl("logs", "preset").stdout == "{}\nhello\n", 15, "the image's greeting")
     view.await_fields("pod/broken", waiting, "*ImagePull*", 20)
     path = "{.status.containerStatuses[0].lastState.terminated.reason}"
     view.await_fields("pod/nocommand", path, "StartError", 20)

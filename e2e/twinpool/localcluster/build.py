@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinpool.localcluster.errors import ToolchainError
+from twinpool.localcluster.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,8 +95,9 @@ def _build_one(go: Path, target: Target, out: Path, env: Mapping[str, str], prog
     command += ["-ldflags", target.ldflags, "-o", str(out / target.name), target.package]
     progress.say(f"building {target.name}")
     start = last = time.monotonic()
+    tie = die_with_parent() if threading.current_thread() is threading.main_thread() else None
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=target.module, env=env, stdout=output, stderr=output)
+        process = subprocess.Popen(command, cwd=target.module, env=env, stdout=output, stderr=output, preexec_fn=tie)
     try:
         while True:
             try:

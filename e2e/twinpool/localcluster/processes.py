@@ -32,6 +32,19 @@ def _prctl() -> Callable[[int, int], int]:
     return lambda option, value: int(library.prctl(option, value, 0, 0, 0))
 
 
+def die_with_parent() -> Callable[[], None]:
+    """Return a ``preexec_fn`` that ties a child to this thread. For the main thread of a process."""
+    assert threading.current_thread() is threading.main_thread(), "children die with the thread that forks them"
+    parent, prctl = os.getpid(), _prctl()
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    return tie
+
+
 class ProcessTree:
     """Children by name, each with a log file in ``logs``."""
 
@@ -39,21 +52,13 @@ class ProcessTree:
         self._logs = logs
         self._marker = marker
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._prctl = _prctl()
-        if self._prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
+        self._ended: dict[str, int] = {}
+        if _prctl()(_PR_SET_CHILD_SUBREAPER, 1) != 0:
             raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
 
     def spawn(self, name: str, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
         """Start a child in a session of its own: a Ctrl-C at the terminal is the holder's alone."""
-        assert threading.current_thread() is threading.main_thread(), "children die with the thread that forks them"
         assert name not in self._running, f"{name} runs already"
-        parent, prctl = os.getpid(), self._prctl
-
-        def die_with_parent() -> None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before the line above
-                os._exit(1)
-
         with self.log(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 command,
@@ -63,7 +68,7 @@ class ProcessTree:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(),
             )
 
     def log(self, name: str) -> Path:
@@ -77,7 +82,11 @@ class ProcessTree:
 
     def reap(self) -> dict[str, int]:
         """Collect what has ended, adopted orphans too; return the exit codes of our own children (negative: signal)."""
-        ended: dict[str, int] = {}
+        self._collect()
+        ended, self._ended = self._ended, {}
+        return ended
+
+    def _collect(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -85,9 +94,8 @@ class ProcessTree:
                     break
                 for name, process in list(self._running.items()):
                     if process.pid == pid:
-                        ended[name] = process.returncode = os.waitstatus_to_exitcode(status)
+                        self._ended[name] = process.returncode = os.waitstatus_to_exitcode(status)
                         del self._running[name]
-        return ended
 
     def kill(self, name: str, timeout: float = 10) -> None:
         """Kill one child, and return when it is gone; its own children follow by their death signals."""
@@ -97,8 +105,9 @@ class ProcessTree:
         os.kill(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + timeout
         while name in self._running and time.monotonic() < deadline:
-            self.reap()
+            self._collect()
             time.sleep(0.01)
+        self._ended.pop(name, None)
 
     def kill_all(self, timeout: float = 20) -> None:
         """Kill every descendant, and return when none is left.
@@ -119,7 +128,7 @@ class ProcessTree:
             for pid in children:  # an adopted orphan that its parent's death did not end
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self.reap()
+            self._collect()
             time.sleep(0.01)
 
 

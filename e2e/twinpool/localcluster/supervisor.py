@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -76,7 +77,6 @@ class Supervisor:
         self._folder = state_dir(settings.name)
         self._ready = False
         self._selector = selectors.DefaultSelector()
-        self._down: set[str] = set()
 
     def run(self, when_ready: Callable[[dict[str, Any]], None]) -> None:
         """Run the cluster until a stop is asked for; return when no process is left.
@@ -151,9 +151,8 @@ class Supervisor:
         if set(numbers) - {signal.SIGCHLD}:
             raise Stopped
         for name, code in self._tree.reap().items():
-            if name not in {node.name for node in self._settings.nodes}:
+            if not self._ready or name not in {node.name for node in self._settings.nodes}:
                 raise self._died(name, code)
-            self._down.add(name)
             self._progress.say(f"node {name} ended ({code}); see {self._tree.log(name)}")
 
     def _input(self) -> None:
@@ -180,10 +179,10 @@ class Supervisor:
         self._progress.say(f"starting {len(names)} nodes")
         for name in sorted(names):
             self._start_node(name)
-        self._await("the nodes", lambda: ready_nodes(api.get("/api/v1/nodes")) >= names - self._down)
+        self._await("the nodes", lambda: ready_nodes(api.get("/api/v1/nodes")) >= names)
         self._await("service accounts", lambda: bool(api.get("/api/v1/namespaces/default/serviceaccounts/default")))
-        self._ready = True
         self._progress.say(f"cluster {self._settings.name!r} is ready")
+        self._ready = True
 
     def _prepare(self) -> None:
         layout = self._layout
@@ -207,14 +206,14 @@ class Supervisor:
         index, spec = next((i, node) for i, node in enumerate(self._settings.nodes) if node.name == name)
         (port,) = free_ports(self._layout.network.node(index), 1)
         self._spawn(name, controlplane.node(self._layout, self._settings.binaries, spec, index, port))
-        self._down.discard(name)
 
     def _await(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _START_SECONDS
         while True:
             with contextlib.suppress(OSError, ClusterError):
                 if condition():
                     return
-            if self._progress.seconds > _START_SECONDS:
+            if time.monotonic() > deadline:
                 raise ClusterError(f"{what} of the cluster are not ready", f"see the logs in {self._layout.logs}")
             self._pump(0.05)
 
@@ -261,7 +260,6 @@ class Supervisor:
             case {"do": "kill-node", "node": str(name)}:
                 self._known(name)
                 self._tree.kill(name)
-                self._down.add(name)
             case {"do": "start-node", "node": str(name)}:
                 self._known(name)
                 if self._tree.pid(name) is None:
