@@ -6,7 +6,7 @@ from typing import Any
 
 from twinpool.localcluster.images import SYSTEM_PATH
 from twinpool.localengine.errors import EngineError
-from twinpool.localengine.layout import Engine, engine, engine_files
+from twinpool.localengine.layout import Engine, engine, engine_files, models_dir
 
 #: The image name that stands for the engine.
 IMAGE = "twinpool/vllm-cpu:dev"
@@ -31,7 +31,7 @@ def serving_environment(installed: Engine) -> dict[str, str]:
 
 
 def engine_image() -> dict[str, Any]:
-    """Return the engine in the shape of the local cluster's image list.
+    """Return the engine in the shape of the local cluster's image list; its models are below ``/models``.
 
     Raises
     ------
@@ -41,4 +41,4 @@ def engine_image() -> dict[str, Any]:
     wanted = engine()
     if not wanted.installed:
         raise EngineError("vLLM is not installed on this machine", "run: python -m twinpool.localengine install")
-    return {"entrypoint": [], "args": [], "env": serving_environment(wanted)}
+    return {"entrypoint": [], "args": [], "env": serving_environment(wanted), "files": {"/models": str(models_dir())}}

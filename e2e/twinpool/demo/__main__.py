@@ -1,0 +1,109 @@
+"""``python -m twinpool.demo up|down|prepare``: what ``make demo``, ``make down`` and ``make test`` call."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from twinpool.core.errors import TwinpoolError
+from twinpool.demo import scenario
+from twinpool.demo.phases import Phases
+from twinpool.localcluster import cluster as clusters
+from twinpool.localcluster import toolchain
+from twinpool.localcluster.images import Image, parse
+from twinpool.localcluster.progress import Progress
+from twinpool.localengine import engine_image
+from twinpool.localengine.image import IMAGE
+from twinpool.localengine.install import ensure_engine
+from twinpool.localengine.models import MODELS, SMOLLM2, ensure_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAME = "demo"
+NAMESPACE = "default"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m twinpool.demo", description="Twinpool on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start everything, ask a question, prove the handoff")
+    up.add_argument("--engine", choices=tuple(scenario.CHOICES), default="vllm", help="vllm (default) or simulated")
+    up.add_argument("--keep", action=argparse.BooleanOptionalAction, help="keep serving (default: on a terminal)")
+    commands.add_parser("down", help="stop what is left serving")
+    commands.add_parser("prepare", help="build the control plane and install the engine, if they are not in the cache")
+    return parser
+
+
+def engine_images() -> dict[str, Image]:
+    """Return the image of vLLM for CPUs, whose models are below ``/models``."""
+    return parse({IMAGE: engine_image()}, "the local engine")
+
+
+def up(engine: str, keep: bool) -> None:
+    """Run the demonstration; stop the cluster at the end unless ``keep``, and always when a step failed."""
+    choice = scenario.CHOICES[engine]
+    phases = Phases(sys.stdout)
+    progress = Progress(sys.stdout)
+    serving = False
+    try:
+        with phases.phase("Kubernetes control plane and kubelet: build (once)"):
+            phases.say(str(toolchain.ensure(progress).folder))
+        images: dict[str, Image] = {}
+        if engine == "vllm":
+            with phases.phase("vLLM for CPUs and NIXL: install (once)"):
+                installed = ensure_engine(progress)
+                phases.say(str(installed.folder))
+            with phases.phase("SmolLM2-135M-Instruct: convert (once)"):
+                phases.say(str(ensure_model(SMOLLM2, installed, progress)))
+            images = engine_images()
+        with phases.phase("Kubernetes: start etcd, API server, controllers, scheduler and two nodes"):
+            cluster = clusters.start_detached(NAME, None, images, progress)
+            phases.say(cluster.kubectl("get", "nodes", "-L", "topology.kubernetes.io/zone").stdout.strip())
+        with phases.phase("Twinpool: install CRD and operator"):
+            scenario.install_twinpool(cluster, phases)
+        with phases.phase(f"Pool {choice.pool}: from manifest to ready"):
+            scenario.make_pool(cluster, choice, NAMESPACE, phases)
+        with phases.phase("A question, and where the KV cache came from"):
+            scenario.question_and_proof(cluster, choice, NAMESPACE, phases)
+        if keep:
+            phases.say("\n" + scenario.how_to_go_on(cluster, choice, NAMESPACE))
+            serving = True
+    finally:
+        if not serving:
+            with phases.phase("Stop everything"):
+                clusters.stop(NAME, progress)
+        print("\n" + phases.summary(), flush=True)
+
+
+def prepare() -> None:
+    """Build and install whatever the end-to-end tests need and the cache does not hold."""
+    progress = Progress()
+    toolchain.ensure(progress)
+    installed = ensure_engine(progress)
+    for model in MODELS.values():
+        ensure_model(model, installed, progress)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0 done, 1 failed with one message, 130 interrupted."""
+    given = _parser().parse_args(arguments)
+    try:
+        match given.command:
+            case "up":
+                up(given.engine, sys.stdout.isatty() if given.keep is None else given.keep)
+            case "down":
+                clusters.stop(NAME, Progress())
+            case _:
+                prepare()
+    except TwinpoolError as error:
+        print(f"\nfailed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
