@@ -38,10 +38,17 @@ _GENERIC = re.compile(
     r"|DistNetworkError.*Connection reset|Executor failed"
 )
 
+#: What vLLM says of a process that vanished without a word, such as one killed for want of memory.
+_DIED = re.compile(r"died unexpectedly")
+
 #: What to do about failures that users can mend: a pattern in the reason, and the advice.
 _ADVICE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), advice)
     for pattern, advice in (
+        (
+            _DIED.pattern,
+            "it was most often killed for want of memory: raise resources.memory of the role",
+        ),
         (
             r"out of memory|OutOfMemory|No available memory for the cache blocks",
             "use more or larger GPUs, or less memory (--gpu-memory-utilization, maxModelLen, quantization in args)",
@@ -139,8 +146,8 @@ def _how_it_ended(exit_code: int) -> str:
 
 
 def _cause(lines: Sequence[str]) -> str:
-    """Return the last exception or usage error that is not generic, with the lines that belong to it."""
-    generic = ""
+    """Return the last exception or usage error that is not generic, with its lines; else the best there is."""
+    generic = next((line for line in reversed(lines) if _DIED.search(line)), "")
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
         if not (_EXCEPTION.match(line) or _USAGE.match(line)):

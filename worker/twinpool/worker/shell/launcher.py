@@ -7,7 +7,6 @@ take minutes while SIGTERM must be heard at once; there is never more than one q
 from __future__ import annotations
 
 import os
-import queue
 import shlex
 import signal
 import sys
@@ -27,6 +26,7 @@ from twinpool.worker.release import version
 from twinpool.worker.shell import process
 from twinpool.worker.shell.endpoint import Endpoint
 from twinpool.worker.shell.engine_client import EngineClient
+from twinpool.worker.shell.inbox import Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,10 +60,6 @@ def write_termination_message(message: str, environment: Mapping[str, str]) -> N
         log(f"cannot write the termination message to {path}: {error.strerror}")
 
 
-class _Signalled:
-    """Marks in the queue that a signal came."""
-
-
 class Launcher:
     """Runs one engine until the pod must go or the engine cannot be kept.
 
@@ -84,7 +80,7 @@ class Launcher:
         self._timing = supervisor.Timing(config.startup_timeout, config.drain_timeout)
         self._state = supervisor.State()
         self._process: process.EngineProcess | None = None
-        self._events: queue.SimpleQueue[supervisor.Event | _Signalled] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._terminate = False
         self._quit: supervisor.Quit | None = None
         self._snapshot = Snapshot(self._state, config.engine, config.model, config.role, version())
@@ -95,6 +91,7 @@ class Launcher:
         process.become_subreaper()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
+        self._inbox.wake_on_signals()
         self._announce(self._command)
         self._handle(supervisor.Begin())
         while self._quit is None:
@@ -110,7 +107,6 @@ class Launcher:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
             self._terminate = True
-        self._events.put(_Signalled())
 
     def _next_event(self) -> supervisor.Event:
         """Return the next event: a signal's, an answer, or a tick when one is due."""
@@ -121,11 +117,7 @@ class Launcher:
         if exited is not None:
             return exited
         due = supervisor.next_wakeup(self._state)
-        try:
-            event = self._events.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
-        except queue.Empty:
-            return supervisor.Tick()
-        return supervisor.Tick() if isinstance(event, _Signalled) else event
+        return self._inbox.take(None if due is None else max(0.0, due - time.monotonic())) or supervisor.Tick()
 
     def _reap(self) -> supervisor.Exited | None:
         """Reap every child that ended; return the engine's end, if it is among them."""
@@ -163,7 +155,7 @@ class Launcher:
         except OSError as error:
             self._process = None
             reason = f"cannot start {self._command.argv[0]!r}: {error.strerror} - set engine.python to an interpreter"
-            self._events.put(supervisor.Exited(epoch, f"{reason} of the image"))
+            self._inbox.put(supervisor.Exited(epoch, f"{reason} of the image"))
         self._publish()
 
     def _stop(self, *, force: bool) -> None:
@@ -176,15 +168,15 @@ class Launcher:
 
     def _ask(self, action: supervisor.CheckHealth | supervisor.SendProbe | supervisor.ReadLoad) -> None:
         if isinstance(action, supervisor.CheckHealth):
-            self._events.put(supervisor.HealthSeen(action.epoch, self._client.healthy()))
+            self._inbox.put(supervisor.HealthSeen(action.epoch, self._client.healthy()))
         elif isinstance(action, supervisor.SendProbe):
             reason = self._client.probe(action.timeout)
-            self._events.put(supervisor.ProbeEnded(action.epoch, not reason, reason))
+            self._inbox.put(supervisor.ProbeEnded(action.epoch, not reason, reason))
         else:
             metrics = self._client.metrics()
             # Only a prefill worker keeps blocks for others after a request has ended.
             held = self._config.role == "prefill" and load.kv_held(metrics)
-            self._events.put(supervisor.LoadSeen(action.epoch, load.busy(metrics), held))
+            self._inbox.put(supervisor.LoadSeen(action.epoch, load.busy(metrics), held))
 
     def _publish(self) -> None:
         running = self._process if self._state.phase not in ("backoff", "stopped") else None
@@ -204,6 +196,7 @@ class Launcher:
             log(f"leaving with exit code {end.code}: {end.reason}")
             write_termination_message(termination_message(end.reason, lines), self._environment)
         self._endpoint.close()
+        self._inbox.close()
         return end.code
 
 

@@ -1,0 +1,258 @@
+"""The launcher as a process, with an engine that only looks like vLLM: signals, exits, reaping, HTTP."""
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from twinpool.core.protocol import WorkerConfig
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+_addresses = count(1)
+
+
+def wait_for(condition, what, seconds=30.0):
+    """Poll until ``condition`` returns something true, and return it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"not within {seconds} s: {what}")
+
+
+def alive(pid):
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+class Worker:
+    """One launcher process and what it leaves behind."""
+
+    def __init__(self, folder, mode="serve", args=(), **config):
+        self.folder = folder
+        self.ip = f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}.{next(_addresses)}"
+        python = folder / "python"
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+        python.chmod(python.stat().st_mode | stat.S_IXUSR)
+        settings = WorkerConfig(
+            **{
+                "pool": "p",
+                "namespace": "n",
+                "role": "decode",
+                "revision": "r",
+                "engine": "vllm",
+                "model": "m",
+                "model_path": "/m",
+                "python": str(python),
+                "args": args,
+                "startup_timeout": 60.0,
+                **config,
+            }
+        )
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("COV")},
+            "POD_IP": self.ip,
+            "TWINPOOL_WORKER": settings.to_json(),
+            "FAKE_DIR": str(folder),
+            "FAKE_MODE": mode,
+            "TWINPOOL_TERMINATION_LOG": str(folder / "termination"),
+        }
+        self.output = (folder / "output").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "twinpool.worker", "run"], env=environment, stdout=self.output, stderr=self.output
+        )
+
+    def get(self, path):
+        """Return the launcher's answer, or status 0 while it does not listen."""
+        try:
+            with urllib.request.urlopen(f"http://{self.ip}:8090{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def ready(self):
+        return self.get("/readyz")[0] == 200
+
+    def status(self):
+        return json.loads(self.get("/status")[1])
+
+    def starts(self):
+        return [int(line) for line in (self.folder / "starts").read_text().split()]
+
+    def steer(self, name, *, on=True):
+        (self.folder / name).touch() if on else (self.folder / name).unlink()
+
+    def end(self, seconds=30):
+        return self.process.wait(timeout=seconds)
+
+    def said(self):
+        return Path(self.output.name).read_text()
+
+    def termination(self):
+        return (self.folder / "termination").read_text()
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """Start launchers; whatever a test leaves is ended."""
+    started = []
+
+    def start(*args, **kwargs):
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(Worker(folder, *args, **kwargs))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+        each.output.close()
+        if (each.folder / "starts").exists():
+            for pid in each.starts():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+
+def test_ready_after_a_token_then_drains_and_leaves(worker):
+    one = worker()
+    one.steer("no-token")
+    wait_for(lambda: "without a token" in one.get("/readyz")[1], "the failed probe is told")
+    assert one.get("/readyz")[0] == 503
+    assert one.get("/healthz") == (200, "ok\n")
+    one.steer("no-token", on=False)
+    wait_for(one.ready, "ready")
+    status = one.status()
+    assert (status["phase"], status["epoch"], status["engine"]["pid"]) == ("ready", 1, one.starts()[0])
+    assert "the engine speaks" in status["lastLines"]
+    assert "twinpool_worker_ready 1" in one.get("/metrics")[1]
+    assert one.get("/other")[0] == 404
+    one.steer("unhealthy")
+    one.steer("busy")
+    assert one.ready(), "a ready engine is judged by its process alone"
+    one.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: one.get("/readyz")[0] == 503, "unready at once")
+    assert json.loads(one.get("/readyz")[1])["reason"] == "draining"
+    assert alive(one.starts()[0]), "a busy engine goes on"
+    one.steer("busy", on=False)
+    assert one.end() == 0
+    assert not alive(one.starts()[0])
+    assert not (one.folder / "termination").exists()
+    assert "the engine speaks\n" in one.said(), "the engine's output is passed on unchanged"
+    assert "NO GPU IS USED" in one.said()
+
+
+def test_an_engine_that_cannot_start_ends_the_pod_with_its_last_lines(worker):
+    one = worker("crash")
+    assert one.end() == 1
+    assert len(one.starts()) == 1, "the kubelet's back-off restarts it, not the launcher"
+    message = one.termination()
+    assert message.startswith("ValueError: no such weights (the engine ended with exit code 1)")
+    assert "the engine speaks" in message
+    assert 'raise ValueError("no such weights")' not in message
+
+
+def test_a_killed_engine_comes_back_in_place(worker):
+    one = worker()
+    wait_for(one.ready, "ready")
+    os.kill(one.starts()[0], signal.SIGKILL)
+    wait_for(lambda: len(one.starts()) == 2 and one.ready(), "ready again")
+    assert one.status()["restarts"] == 1
+    assert one.status()["epoch"] == 2
+    assert one.process.poll() is None
+
+
+def test_orphans_of_a_dead_engine_are_ended_and_reaped(worker):
+    one = worker("orphan")
+    wait_for(one.ready, "ready")
+    orphan = int((one.folder / "orphan").read_text())
+    assert alive(orphan)
+    os.kill(one.starts()[0], signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is gone, not a zombie")
+    wait_for(lambda: len(one.starts()) == 2 and one.ready(), "ready again")
+
+
+def test_a_zombie_is_reaped_while_the_engine_runs(worker):
+    one = worker("orphan")
+    wait_for(one.ready, "ready")
+    orphan = int((one.folder / "orphan").read_text())
+    os.kill(orphan, signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{orphan}").exists(), "reaped")
+    assert one.ready()
+    assert len(one.starts()) == 1
+
+
+def test_startup_timeout_says_what_was_waited_for(worker):
+    one = worker("stubborn", startup_timeout=1.5)
+    one.steer("no-token")
+    assert one.end() == 1
+    assert "not ready within the startup timeout of 1.5 s: no probe token" in one.termination()
+    assert not alive(one.starts()[0])
+
+
+def test_a_drain_that_takes_too_long_ends(worker):
+    one = worker(drain_timeout=1.0)
+    wait_for(one.ready, "ready")
+    one.steer("busy")
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end() == 0
+    assert "still running after the drain timeout of 1 s" in one.said()
+
+
+def test_sigterm_while_starting_leaves_at_once(worker):
+    one = worker()
+    one.steer("unhealthy")
+    wait_for(lambda: (one.folder / "starts").exists(), "started")
+    wait_for(lambda: one.get("/healthz")[0] == 200, "listening")
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end() == 0
+
+
+def test_a_missing_interpreter_is_named(worker):
+    one = worker(python="/no/such/python")
+    assert one.end() == 1
+    assert "cannot start '/no/such/python': No such file or directory - set engine.python" in one.termination()
+
+
+def test_a_colliding_flag_is_refused_by_name(worker):
+    one = worker(args=("--tensor-parallel-size=2",))
+    assert one.end() == 1
+    assert "'--tensor-parallel-size=2' sets --tensor-parallel-size, which Twinpool sets itself" in one.termination()
+
+
+def test_a_taken_port_is_named(worker):
+    first = worker()
+    wait_for(lambda: first.get("/healthz")[0] == 200, "listening")
+    environment = {
+        **os.environ,
+        "POD_IP": first.ip,
+        "TWINPOOL_WORKER": WorkerConfig(
+            pool="p",
+            namespace="n",
+            role="decode",
+            revision="r",
+            engine="vllm",
+            model="m",
+            model_path="/m",
+        ).to_json(),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "twinpool.worker", "run"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"cannot listen on {first.ip} port 8090: Address already in use" in done.stderr

@@ -1,0 +1,152 @@
+"""The launcher's I/O in small: what it reads from an engine, what it keeps of its output, who may hold it up."""
+
+import http.server
+import socket
+import threading
+
+import pytest
+
+from twinpool.worker.logic.report import Snapshot
+from twinpool.worker.logic.supervisor import State
+from twinpool.worker.shell import endpoint, launcher, process
+from twinpool.worker.shell.engine_client import EngineClient
+
+
+@pytest.fixture
+def engine():
+    """An HTTP server that answers whatever the test puts into ``answers``; it keeps the requests' headers."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.seen.append(dict(self.headers))
+            code, body = server.answers
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self):
+            self.do_GET()
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    server.answers, server.seen = (200, b""), []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def client(server, key=""):
+    return EngineClient("127.0.0.1", server.server_address[1], "m", key)
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "reason"),
+    [
+        (200, b'{"choices": [{"finish_reason": "length"}], "usage": {"completion_tokens": 1}}', ""),
+        (200, b'{"choices": [{"finish_reason": "length"}]}', ""),
+        (200, b'{"choices": [{"finish_reason": "abort"}]}', "finish_reason 'abort'"),
+        (200, b'{"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 0}}', "without a token"),
+        (200, b'{"choices": []}', "no completion"),
+        (200, b"[1]", "no completion"),
+        (200, b"<html>", "no completion: <html>"),
+        (500, b"boom", "HTTP 500: boom"),
+    ],
+)
+def test_probe(engine, code, body, reason):
+    engine.answers = (code, body)
+    got = client(engine).probe(5.0)
+    assert (reason in got) if reason else got == ""
+
+
+def test_health_and_metrics(engine):
+    engine.answers = (200, b"vllm:x 1")
+    assert client(engine).healthy()
+    assert client(engine).metrics() == "vllm:x 1"
+    engine.answers = (503, b"no")
+    assert not client(engine).healthy()
+    assert client(engine).metrics() == ""
+
+
+def test_an_api_key_of_the_environment_is_sent(engine):
+    client(engine, "secret").healthy()
+    assert engine.seen[0]["Authorization"] == "Bearer secret"
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nobody = EngineClient("127.0.0.1", port, "m")
+    assert not nobody.healthy()
+    assert nobody.metrics() == ""
+    assert "ConnectionRefusedError" in nobody.probe(1.0)
+
+
+def test_tail_is_bounded_in_lines_and_length():
+    tail = process.Tail()
+    tail.feed(b"a" * 10 * process.LONGEST_LINE)
+    tail.feed(b"b" * process.LONGEST_LINE + b"\n10%\r20%\r\n\n")
+    tail.feed(b"line\n" * 2 * process.LAST_LINES + b"half \xff")
+    lines = tail.lines()
+    assert len(lines) == process.LAST_LINES + 1
+    assert lines[-1] == "half \ufffd"
+    tail = process.Tail()
+    tail.feed(b"x" * 5 * process.LONGEST_LINE + b"\n10%\r20%\n")
+    assert tail.lines() == ("x" * process.LONGEST_LINE, "10%", "20%")
+
+
+@pytest.fixture
+def served():
+    snapshot = Snapshot(State(), "vllm", "m", "decode", "0.1.0")
+    server = endpoint.Endpoint("127.0.0.1", 0, lambda: snapshot)
+    yield server
+    server.close()
+
+
+def test_idle_connections_cannot_keep_the_kubelet_out_for_long(served, monkeypatch):
+    """More connections than are served are closed at once, and those that say nothing end by themselves."""
+    monkeypatch.setattr(endpoint._Handler, "timeout", 0.3)
+    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(endpoint.MAX_CONNECTIONS + 4)]
+    for each in idle:
+        each.settimeout(2 * endpoint.CLIENT_TIMEOUT)
+    try:
+        assert [each.recv(1) for each in idle] == [b""] * len(idle), "the server ends each of them"
+    finally:
+        for each in idle:
+            each.close()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as other:
+        other.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert other.recv(100).startswith(b"HTTP/1.0 200 OK")
+
+
+def test_methods_other_than_get_are_refused(served):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as other:
+        other.sendall(b"POST /readyz HTTP/1.0\r\n\r\n")
+        assert b" 501 " in other.recv(100)
+
+
+def test_ipv6_addresses_are_served():
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    snapshot = Snapshot(State(), "vllm", "m", "decode", "0.1.0")
+    try:
+        server = endpoint.Endpoint("::1", 0, lambda: snapshot)
+    except endpoint.PortTaken:
+        pytest.skip("no IPv6 loopback here")
+    with socket.create_connection(("::1", server.port), timeout=5) as other:
+        other.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        assert other.recv(100).startswith(b"HTTP/1.0 503")
+    server.close()
+
+
+def test_a_termination_message_goes_only_where_the_kubelet_waits_for_it(tmp_path, capsys):
+    path = tmp_path / "log"
+    launcher.write_termination_message("why", {launcher.TERMINATION_LOG_ENV: str(path)})
+    assert path.read_text() == "why"
+    launcher.write_termination_message("why", {launcher.TERMINATION_LOG_ENV: str(tmp_path)})
+    assert "cannot write the termination message" in capsys.readouterr().err
