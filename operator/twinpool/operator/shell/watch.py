@@ -6,6 +6,7 @@ event says only *which pool* to look at; what to do is planned from the indices.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,11 @@ def _watch_children(
 async def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     """Log in as :func:`twinpool.operator.shell.cluster.configuration` does; called again after a 401."""
     in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
-    if in_cluster:
-        return kopf.login_with_service_account(**kwargs)
-    return kopf.login_with_kubeconfig(**kwargs)
+    if not in_cluster:
+        return kopf.login_with_kubeconfig(**kwargs)
+    login = kopf.login_with_service_account(**kwargs)
+    if login is None:
+        return None
+    # kopf says kubernetes.default.svc, which needs cluster DNS; every pod is told the address.
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return dataclasses.replace(login, server=f"https://{f'[{host}]' if ':' in host else host}:{port}")
