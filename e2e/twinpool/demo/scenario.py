@@ -29,17 +29,33 @@ class DemoFailed(TwinpoolError):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One engine to show: the manifest, the pool's name in it, its model, and seconds until it must be ready."""
+    """One engine to show: the manifest, the pool's name in it, its model, and seconds until it must be ready.
+
+    ``meaning`` says what the demonstration has shown when it went well.
+    """
 
     manifest: Path
     pool: str
     model: str
     patience: float
+    meaning: str
 
 
 CHOICES = {
-    "vllm": Choice(ROOT / "examples" / "smollm2.yaml", "smollm2", "smollm2-135m-instruct", 600),
-    "simulated": Choice(ROOT / "examples" / "simulated.yaml", "simulated", "simulated-model", 120),
+    "vllm": Choice(
+        ROOT / "examples" / "smollm2.yaml",
+        "smollm2",
+        "smollm2-135m-instruct",
+        600,
+        "The prompt was read by the prefill worker, its KV cache was handed over, and decode computed none of it.",
+    ),
+    "simulated": Choice(
+        ROOT / "examples" / "simulated.yaml",
+        "simulated",
+        "simulated-model",
+        120,
+        "Simulated engines: the words, times and bytes are invented; control plane, router and protocol are real.",
+    ),
 }
 
 
@@ -176,9 +192,7 @@ def question_and_proof(cluster: Cluster, choice: Choice, namespace: str, phases:
             f"the KV cache was not handed over: {counted}",
             f"look at the engines: kubectl -n {namespace} logs -l {protocol.LABEL_POOL}={choice.pool}",
         )
-    phases.say(
-        "\nThe prompt was read by the prefill worker, its KV cache was handed over, and decode computed none of it."
-    )
+    phases.say(f"\n{choice.meaning}")
 
 
 def how_to_go_on(cluster: Cluster, choice: Choice, namespace: str) -> str:
