@@ -7,7 +7,7 @@ a second time: the parts that must stay ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 #: Merge keys of the lists in a pod template (``patchMergeKey`` of the Kubernetes API). A list that is not here is
@@ -55,12 +55,12 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _merge_value(field: str, base: Any, over: Any) -> Any:
     if isinstance(over, Mapping):
         return merge(base if isinstance(base, Mapping) else {}, over)
-    if isinstance(over, Sequence) and not isinstance(over, str) and isinstance(base, Sequence):
-        return _merge_list(field, base, over)
+    if isinstance(over, list):
+        return _merge_list(field, base if isinstance(base, list) else [], over)
     return over
 
 
-def _merge_list(field: str, base: Sequence[Any], over: Sequence[Any]) -> list[Any]:
+def _merge_list(field: str, base: list[Any], over: list[Any]) -> list[Any]:
     keys = [merge_key(field, entry) for entry in (*base, *over)]
     if None in keys:
         return list(over)

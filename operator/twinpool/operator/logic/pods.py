@@ -49,7 +49,7 @@ def with_revision(template: Template, revision: str) -> Template:
     spec = template["spec"]
     containers = [
         {**container, "env": [_revised(entry, revision) for entry in container["env"]]}
-        if container["name"] == protocol.ENGINE_CONTAINER
+        if container.get("name") == protocol.ENGINE_CONTAINER
         else container
         for container in spec["containers"]
     ]
@@ -58,7 +58,7 @@ def with_revision(template: Template, revision: str) -> Template:
 
 
 def _revised(entry: Mapping[str, Any], revision: str) -> Mapping[str, Any]:
-    if entry["name"] != protocol.WORKER_CONFIG_ENV:
+    if entry.get("name") != protocol.WORKER_CONFIG_ENV:
         return entry
     config = dataclasses.replace(WorkerConfig.from_json(entry["value"]), revision=revision)
     return {**entry, "value": config.to_json()}

@@ -1,0 +1,162 @@
+"""What the operator's tests share: pools, and a model of the API server with its controllers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from twinpool.core import protocol
+from twinpool.core.spec import InferencePool
+from twinpool.operator.logic import names
+from twinpool.operator.logic.actions import Action, Apply, Delete, Retire
+from twinpool.operator.logic.merge import merge
+from twinpool.operator.logic.observed import Child, Observed, PodView, read_child
+from twinpool.operator.logic.plan import plan
+from twinpool.operator.logic.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Body = dict[str, Any]
+
+#: Seconds that a pod takes to stop in the model.
+GRACE = 20.0
+
+
+def build_pool(spec: Body | None = None, **changes: Any) -> InferencePool:
+    """Return a pool with one prefill and one decode group; ``spec`` is merged in, ``changes`` replace blocks."""
+    base: Body = {"model": {"name": "acme/model"}, "prefill": {"replicas": 1}, "decode": {"replicas": 1}}
+    merged = {**merge(base, spec or {}), **changes}
+    metadata = {"name": "demo", "namespace": "team", "uid": "uid-pool", "generation": 1}
+    return InferencePool.model_validate({"metadata": metadata, "spec": merged})
+
+
+class ModelCluster:
+    """Objects in a dictionary, and controllers that run when told to. Knows nothing of how plans are made."""
+
+    def __init__(self, pool: InferencePool) -> None:
+        self.pool = pool
+        self.now = 1_000_000.0
+        self.objects: dict[tuple[str, str], Body] = {}
+        self.pods: dict[str, PodView] = {}
+        self.created_groups: list[str] = []
+        self._version = 0
+
+    def version(self) -> str:
+        self._version += 1
+        return str(self._version)
+
+    def observed(self) -> Observed:
+        children = tuple(read_child(kind, copy.deepcopy(body)) for (kind, _), body in self.objects.items())
+        return Observed(self.pool, children, tuple(self.pods.values()))
+
+    def reconcile(self, settings: Settings | None = None, upto: int | None = None) -> int:
+        """Plan, carry out the first ``upto`` actions (or all, and the status) and return how many were planned."""
+        made = plan(self.observed(), settings or Settings(), self.now)
+        for action in made.actions[:upto]:
+            self.carry_out(action)
+        if upto is None:
+            stored = InferencePool.model_validate(
+                {"metadata": self.pool.metadata, "spec": self.pool.spec, "status": made.status}
+            )
+            self.pool = stored
+        return len(made.actions)
+
+    def carry_out(self, action: Action) -> None:
+        match action:
+            case Apply(body, uid):
+                self._apply(copy.deepcopy(dict(body)), uid)
+            case Retire(name, uid, resource_version):
+                stored = self._exact("StatefulSet", name, uid, resource_version)
+                patch = {"metadata": {"annotations": {names.RETIRED_ANNOTATION: "true"}}, "spec": {"replicas": 0}}
+                self._store("StatefulSet", name, merge(stored, patch))
+            case Delete(kind, name, uid, resource_version):
+                self._exact(kind, name, uid, resource_version)
+                del self.objects[kind, name]
+
+    def _apply(self, body: Body, uid: str) -> None:
+        kind, name = body["kind"], body["metadata"]["name"]
+        known = self.objects.get((kind, name))
+        assert (known["metadata"]["uid"] if known else "") == uid, f"{kind} {name} was observed wrongly"
+        if known is None and kind == "StatefulSet":
+            assert name not in self.created_groups, f"the name {name} was used before"
+            self.created_groups.append(name)
+        body["metadata"]["uid"] = uid or f"uid-{self.version()}"
+        body["status"] = known.get("status", {}) if known else {}
+        self._store(kind, name, body)
+
+    def _store(self, kind: str, name: str, body: Body) -> None:
+        generation = body["metadata"].get("generation", 0) + 1
+        body["metadata"].update(resourceVersion=self.version(), generation=generation)
+        self.objects[kind, name] = body
+
+    def _exact(self, kind: str, name: str, uid: str, resource_version: str) -> Body:
+        stored = self.objects[kind, name]
+        metadata = stored["metadata"]
+        assert (metadata["uid"], metadata["resourceVersion"]) == (uid, resource_version)
+        return stored
+
+    def run_controllers(self) -> None:
+        """Make the pods that sets ask for, stop those that nobody asks for, and report both."""
+        wanted: dict[str, PodView] = {}
+        for (kind, name), body in self.objects.items():
+            labels = body["metadata"]["labels"]
+            for n in range(body.get("spec", {}).get("replicas", 0)):
+                group = name if kind == "StatefulSet" else ""
+                revision = labels.get(protocol.LABEL_REVISION, "")
+                view = PodView(f"{name}-{n}", labels[protocol.LABEL_ROLE], group, revision, scheduled=True)
+                wanted[view.name] = view
+        for name, pod in list(self.pods.items()):
+            if name not in wanted and pod.deadline is None:
+                self.pods[name] = dataclasses.replace(pod, deadline=self.now + GRACE)
+        for name, pod in wanted.items():
+            self.pods.setdefault(name, pod)
+        self._report()
+
+    def _report(self) -> None:
+        for (kind, name), body in self.objects.items():
+            if kind == "StatefulSet":
+                count = sum(pod.group == name for pod in self.pods.values())
+                body["status"] = {"replicas": count, "observedGeneration": body["metadata"]["generation"]}
+
+    def end_pods(self, held: frozenset[str] = frozenset()) -> None:
+        """Remove pods that were asked to go, but for those that a lost node holds."""
+        self.pods = {name: pod for name, pod in self.pods.items() if pod.deadline is None or name in held}
+        self._report()
+
+    def set_ready(self, ready: bool = True, only: Callable[[PodView], bool] = lambda _: True) -> None:
+        self.pods = {
+            name: dataclasses.replace(pod, ready=ready) if only(pod) and pod.deadline is None else pod
+            for name, pod in self.pods.items()
+        }
+
+    def settle(self, rounds: int = 60) -> None:
+        """Let everything that can happen happen, until several reconciliations on end have nothing to do."""
+        quiet = 0
+        for _ in range(rounds):
+            quiet = 0 if self.reconcile() else quiet + 1
+            if quiet > 3:
+                return
+            self.run_controllers()
+            self.end_pods()
+            self.set_ready()
+            self.now += 60.0
+        raise AssertionError("no fixed point was reached")
+
+    def sets(self) -> dict[str, Child]:
+        return {child.name: child for child in self.observed().children if child.kind == "StatefulSet"}
+
+
+@pytest.fixture(scope="session")
+def make_pool() -> Callable[..., InferencePool]:
+    """Build a pool from what differs."""
+    return build_pool
+
+
+@pytest.fixture(scope="session")
+def model_cluster() -> type[ModelCluster]:
+    """The model of the API server."""
+    return ModelCluster

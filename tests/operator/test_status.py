@@ -1,0 +1,213 @@
+"""The status says what is, in words, and its times move only when a statement does."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from twinpool.operator.logic.observed import ContainerView, Refusal, Termination, timestamp
+from twinpool.operator.logic.plan import plan
+from twinpool.operator.logic.router_objects import endpoint, router_config
+from twinpool.operator.logic.settings import Settings
+from twinpool.operator.logic.status import ratio, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twinpool.core.spec import InferencePool
+
+    Make = Callable[..., InferencePool]
+
+
+def say(cluster: Any, **observed: Any) -> dict[str, Any]:
+    """Return the status that would be written now."""
+    seen = dataclasses.replace(cluster.observed(), **observed)
+    return dict(plan(seen, Settings(), cluster.now).status)
+
+
+def conditions(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
+
+
+def message(status: dict[str, Any], kind: str) -> str:
+    (found,) = [item["message"] for item in status["conditions"] if item["type"] == kind]
+    return str(found)
+
+
+def running(model: Any, pool: InferencePool) -> Any:
+    cluster = model(pool)
+    cluster.settle()
+    return cluster
+
+
+def change_pods(cluster: Any, role: str, **fields: Any) -> None:
+    cluster.pods = {
+        name: dataclasses.replace(pod, **fields) if pod.role == role else pod for name, pod in cluster.pods.items()
+    }
+
+
+def test_a_pool_that_serves(make_pool: Make, model_cluster: Any) -> None:
+    status = say(running(model_cluster, make_pool({"decode": {"replicas": 2}, "objectives": {"itl": "40ms"}})))
+    assert conditions(status) == {
+        "Ready": ("True", "Serving"),
+        "Progressing": ("False", "Complete"),
+        "Placed": ("True", "PodsPlaced"),
+        "Routable": ("True", "Routable"),
+        "HandoffWorking": ("Unknown", "NotMeasured"),
+        "WithinObjectives": ("Unknown", "NotMeasured"),
+    }
+    assert status["decode"] == {"desired": 2, "created": 2, "ready": 2, "updated": 2, "summary": "2/2"}
+    assert status["router"]["summary"] == "1/1"
+    assert status["ratio"] == "1:2"
+    assert status["endpoint"] == "http://demo-router.team.svc"
+    assert status["objectives"] == {"itl": "40ms", "percentile": 99}
+    assert status["observedGeneration"] == 1
+
+
+def test_an_aggregated_pool_has_no_handoff_and_no_ratio(make_pool: Make, model_cluster: Any) -> None:
+    status = say(running(model_cluster, make_pool(prefill=None)))
+    assert "HandoffWorking" not in conditions(status)
+    assert "ratio" not in status
+    assert "prefill" not in status
+    assert conditions(status)["Ready"] == ("True", "Serving")
+
+
+def test_a_new_pool(make_pool: Make, model_cluster: Any) -> None:
+    status = say(model_cluster(make_pool()))
+    assert conditions(status)["Progressing"] == ("True", "Waiting")
+    assert "0 of 1 prefill groups" in message(status, "Progressing")
+    assert "0 of 1 router pods" in message(status, "Progressing")
+    assert conditions(status)["Placed"] == ("Unknown", "Scheduling")
+    assert conditions(status)["Ready"] == ("False", "RouterNotReady")
+
+
+@pytest.mark.parametrize(
+    ("role", "reason"), [("prefill", "NoPrefillReady"), ("decode", "NoDecodeReady"), ("router", "RouterNotReady")]
+)
+def test_what_is_missing_is_named(make_pool: Make, model_cluster: Any, role: str, reason: str) -> None:
+    cluster = running(model_cluster, make_pool())
+    change_pods(cluster, role, ready=False)
+    assert conditions(say(cluster))["Ready"] == ("False", reason)
+
+
+def test_a_crash_shows_everywhere_with_the_last_lines(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool())
+    ended = Termination("Error", 1, "ValueError: no such model")
+    change_pods(cluster, "decode", ready=False, containers=(ContainerView("engine", "i", terminated=ended),))
+    status = say(cluster)
+    assert conditions(status)["Ready"] == ("False", "EngineFailed")
+    assert conditions(status)["Progressing"] == ("False", "EngineFailed")
+    assert conditions(status)["Routable"] == ("False", "NoDecodeReady")
+    for kind in ("Ready", "Progressing", "Routable"):
+        assert "ValueError: no such model" in message(status, kind)
+
+
+def test_the_pool_is_not_ready_while_one_of_the_newest_pods_crashes(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool({"decode": {"replicas": 2}}))
+    name = min(name for name, pod in cluster.pods.items() if pod.role == "decode")
+    broken = ContainerView("engine", "i", last_terminated=Termination("Error", 1, ""))
+    cluster.pods[name] = dataclasses.replace(cluster.pods[name], ready=False, containers=(broken,))
+    assert conditions(say(cluster))["Routable"][0] == "True"
+    assert conditions(say(cluster))["Ready"] == ("False", "EngineFailed")
+
+
+def test_the_scheduler_is_quoted(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool())
+    change_pods(cluster, "prefill", ready=False, scheduled=False, scheduler_message="0/2 nodes have a GPU")
+    assert conditions(say(cluster))["Placed"] == ("False", "Unschedulable")
+    assert "0/2 nodes have a GPU" in message(say(cluster), "Placed")
+
+
+def test_a_pod_that_the_scheduler_has_not_seen(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool())
+    change_pods(cluster, "prefill", ready=False, scheduled=None)
+    assert conditions(say(cluster))["Placed"] == ("Unknown", "Scheduling")
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"), [({"decode": {"replicas": 0}}, "decode.replicas"), ({"routing": {"replicas": 0}}, "routing")]
+)
+def test_scaled_to_zero(make_pool: Make, model_cluster: Any, spec: dict[str, Any], field: str) -> None:
+    status = say(running(model_cluster, make_pool(spec)))
+    assert conditions(status)["Ready"] == ("False", "ScaledToZero")
+    assert field in message(status, "Ready")
+
+
+def test_without_prefill_groups_decode_serves_alone(make_pool: Make, model_cluster: Any) -> None:
+    status = say(running(model_cluster, make_pool({"prefill": {"replicas": 0}})))
+    assert conditions(status)["Ready"] == ("True", "Serving")
+
+
+def test_a_pair_needs_one_revision(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool())
+    cluster.pool = make_pool({"engine": {"args": ["--new"]}})
+    cluster.reconcile()
+    cluster.run_controllers()
+    old = {group.label("serving.twinpool.dev/revision") for group in cluster.sets().values()} - {
+        say(cluster)["revision"]
+    }
+    cluster.set_ready(True, lambda pod: pod.role == "decode")
+    cluster.set_ready(False, lambda pod: pod.role == "prefill" and pod.revision in old)
+    cluster.set_ready(True, lambda pod: pod.role == "prefill" and pod.revision not in old)
+    cluster.set_ready(False, lambda pod: pod.role == "decode" and pod.revision not in old)
+    assert conditions(say(cluster))["Routable"] == ("False", "NoPair")
+
+
+def test_a_refused_object_is_quoted(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool())
+    status = say(cluster, refusals=(Refusal("StatefulSet", "demo-decode-x", "spec.x: unknown field"),))
+    assert conditions(status)["Progressing"] == ("False", "Refused")
+    assert "StatefulSet demo-decode-x: spec.x: unknown field" in message(status, "Progressing")
+
+
+def test_leaving_groups_are_a_change(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool({"decode": {"replicas": 2}}))
+    cluster.pool = make_pool()
+    cluster.reconcile()
+    cluster.run_controllers()
+    assert conditions(say(cluster))["Progressing"] == ("True", "Waiting")
+    assert "1 groups are to go" in message(say(cluster), "Progressing")
+
+
+def test_a_repair_is_a_change(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool())
+    del cluster.objects["Role", "demo-router"]
+    assert conditions(say(cluster))["Progressing"] == ("True", "Changing")
+
+
+def test_times_move_only_with_the_status(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool())
+    before = {item["type"]: item["lastTransitionTime"] for item in say(cluster)["conditions"]}
+    cluster.now += 1000
+    change_pods(cluster, "decode", ready=False)
+    after = {item["type"]: item["lastTransitionTime"] for item in say(cluster)["conditions"]}
+    assert after["Placed"] == before["Placed"]
+    assert after["Ready"] == timestamp(cluster.now)
+
+
+def test_a_pool_that_cannot_be_read_keeps_the_rest_of_its_status() -> None:
+    status = unreadable({"revision": "r"}, 3, "spec.decode: missing", 0.0)
+    assert conditions(status) == {"Ready": ("False", "InvalidSpec")}
+    assert status["revision"] == "r"
+    assert status["observedGeneration"] == 3
+    again = unreadable(status, 3, "spec.decode: missing", 99.0)
+    assert again == status
+
+
+@pytest.mark.parametrize(("pair", "text"), [((0, 0), "0:0"), ((2, 4), "1:2"), ((3, 2), "3:2"), ((0, 4), "0:1")])
+def test_ratio(pair: tuple[int, int], text: str) -> None:
+    assert ratio(*pair) == text
+
+
+def test_the_endpoint_names_an_odd_port(make_pool: Make) -> None:
+    assert endpoint(make_pool({"routing": {"service": {"port": 8080}}})) == "http://demo-router.team.svc:8080"
+
+
+def test_what_the_routers_are_told(make_pool: Make) -> None:
+    told = router_config(make_pool({"prefill": {"drainTimeout": "10m"}, "routing": {"policy": "random"}}))
+    assert (told.models, told.disaggregated, told.connector) == (("acme/model",), True, "nixl")
+    assert (told.policy, told.drain_timeout) == ("random", 600.0)
+    alone = router_config(make_pool(prefill=None))
+    assert (alone.disaggregated, alone.connector) == (False, None)
