@@ -360,3 +360,9 @@ def kit() -> Any:
     import sys
 
     return sys.modules[__name__]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_stray_event_loop() -> None:
+    """Python 3.11 makes a loop when somebody asks for the current one; pytest-asyncio asks, and nobody would close it."""
+    asyncio.set_event_loop(None)

@@ -1,0 +1,281 @@
+"""Endpoints, choices, books, suspicion, health, headers, errors and numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue
+from twinpool.router.logic import metrics
+from twinpool.router.logic.breaker import LONGEST_SECONDS, Breaker
+from twinpool.router.logic.endpoints import Endpoint, directory, endpoint_of_pod, endpoints_of_file
+from twinpool.router.logic.errors import Refusal, Refused, error_body, error_event
+from twinpool.router.logic.headers import forward
+from twinpool.router.logic.health import Health, Probe, judge
+from twinpool.router.logic.ledger import Ledger
+from twinpool.router.logic.policy import choose, preferred
+
+
+def rng() -> random.Random:
+    return random.Random(0)  # noqa: S311
+
+
+def endpoint(name: str, role: str = "decode", revision: str = "r", admitted: bool = True) -> Endpoint:
+    return Endpoint(name, role, "h", 1, revision, pod=name, admitted=admitted)  # type: ignore[arg-type]
+
+
+def pod(**changes: Any) -> dict[str, Any]:
+    labels = {protocol.LABEL_ROLE: "prefill", protocol.LABEL_REVISION: "r1", protocol.LABEL_GROUP: "g"}
+    result: dict[str, Any] = {
+        "metadata": {"name": "p-0", "uid": "u", "labels": {**labels, **changes.pop("labels", {})}},
+        "spec": {
+            "containers": [
+                {"name": "side"},
+                {
+                    "name": "engine",
+                    "ports": [{"name": "x", "containerPort": 1}, {"name": "engine", "containerPort": 8000}],
+                },
+            ]
+        },
+        "status": {
+            "podIP": "10.0.0.7",
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{"name": "side", "restartCount": 9}, {"name": "engine", "restartCount": 2}],
+        },
+    }
+    for key, value in changes.items():
+        part, _, name = key.partition("__")
+        result[part] = {**result[part], name: value}
+    return result
+
+
+def test_a_ready_pod_is_a_wanted_endpoint() -> None:
+    assert endpoint_of_pod(pod()) == Endpoint("u/2", "prefill", "10.0.0.7", 8000, "r1", "g", "p-0", wanted=True)
+
+
+def test_a_restarted_engine_is_another_endpoint() -> None:
+    changed = endpoint_of_pod(pod(status__containerStatuses=[{"name": "engine", "restartCount": 3}]))
+    assert changed is not None
+    assert changed.id == "u/3"
+    unknown = endpoint_of_pod(pod(status__containerStatuses=None))
+    assert unknown is not None
+    assert unknown.id == "u/0"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status__podIP": None},
+        {"status__phase": "Failed"},
+        {"spec__containers": []},
+        {"labels": {protocol.LABEL_ROLE: "router"}},
+        {"labels": {protocol.LABEL_POD_INDEX: "1"}},
+        {"metadata__labels": None},
+    ],
+)
+def test_pods_that_are_no_endpoints(changes: dict[str, Any]) -> None:
+    assert endpoint_of_pod(pod(**changes)) is None
+    assert endpoint_of_pod({}) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status__conditions": [{"type": "Ready", "status": "False"}]},
+        {"status__conditions": None},
+        {"metadata__deletionTimestamp": "2026-01-01T00:00:00Z"},
+    ],
+)
+def test_pods_that_exist_but_are_not_wanted(changes: dict[str, Any]) -> None:
+    found = endpoint_of_pod(pod(**changes))
+    assert found is not None
+    assert not found.wanted
+
+
+def test_prefill_without_decode_of_its_revision_is_not_used() -> None:
+    found = directory(
+        [
+            endpoint("p1", "prefill"),
+            endpoint("p2", "prefill", "x"),
+            endpoint("d1"),
+            endpoint("d2", revision="y"),
+            endpoint("d3", revision="x", admitted=False),
+        ]
+    )
+    assert [e.id for e in found.prefill] == ["p1"]
+    assert [e.id for e in found.decode] == ["d1", "d2"]
+    assert {r: [e.id for e in es] for r, es in found.decode_by_revision.items()} == {"r": ["d1"], "y": ["d2"]}
+    assert set(found.known) == {"p1", "p2", "d1", "d2", "d3"}
+
+
+def test_a_static_list() -> None:
+    found = endpoints_of_file([{"role": "decode", "host": "a", "port": 7}, {"role": "prefill", "host": "b"}], "f")
+    assert [(e.id, e.port, e.wanted) for e in found] == [("a:7", 7, True), ("b:8000", 8000, True)]
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({}, "JSON list"),
+        ([1], "entry 0 is not an object"),
+        ([{"role": "router", "host": "a"}], "role is 'router'"),
+        ([{"role": "decode"}], "must be strings"),
+        ([{"role": "decode", "host": "a", "revision": 1}], "must be strings"),
+        ([{"role": "decode", "host": "a", "port": 0}], "port is 0"),
+        ([{"role": "decode", "host": "a", "port": True}], "port is True"),
+        ([{"role": "decode", "host": "a", "port": "1"}], "port is '1'"),
+    ],
+)
+def test_a_static_list_with_a_mistake(document: Any, words: str) -> None:
+    with pytest.raises(InvalidValue, match=words):
+        endpoints_of_file(document, "f")
+
+
+def test_round_robin_is_fair_and_does_not_walk_in_step() -> None:
+    prefill, decode = [endpoint("p0"), endpoint("p1")], [endpoint("d0"), endpoint("d1")]
+    pairs = set()
+    counts = {"d0": 0, "d1": 0}
+    for turn in range(40):
+        p = prefill[turn % 2]
+        d = choose("round-robin", decode, Ledger(), turn, rng())
+        pairs.add((p.id, d.id))
+        counts[d.id] += 1
+    assert len(pairs) == 4
+    assert counts == {"d0": 20, "d1": 20}
+
+
+def test_least_load_takes_the_fewest_tokens_and_breaks_ties_at_random() -> None:
+    workers, ledger = [endpoint(f"d{n}") for n in range(3)], Ledger()
+    ledger.admit("d0", 10)
+    ledger.admit("d1", 5)
+    assert choose("least-load", workers, ledger, 0, rng()).id == "d2"
+    ledger.admit("d2", 5)
+    dice = rng()
+    assert {choose("least-load", workers, ledger, 0, dice).id for _ in range(50)} == {"d1", "d2"}
+    assert {choose("random", workers, ledger, 0, dice).id for _ in range(50)} == {"d0", "d1", "d2"}
+    assert choose("random", workers[:1], ledger, 0, dice).id == "d0"
+
+
+def test_preferred() -> None:
+    workers = [endpoint("a"), endpoint("b")]
+    assert [e.id for e in preferred(workers, {"a"})] == ["b"]
+    assert preferred(workers, {"a", "b"}) is workers
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100), st.booleans())), st.randoms())
+def test_the_books_balance_in_any_order(entries: list[tuple[int, int, bool]], order: Any) -> None:
+    ledger = Ledger()
+    tickets = []
+    for number, tokens, hold in entries:
+        name = f"e{number}"
+        if hold:
+            tickets.append((ledger.pulled, ledger.hold(name)))
+        else:
+            tickets.append((ledger.close, ledger.admit(name, tokens)))
+    for number in range(4):
+        mine = [e for e in entries if e[0] == number]
+        load = ledger[f"e{number}"]
+        assert load.tokens == sum(t for _, t, hold in mine if not hold)
+        assert load.requests == sum(not hold for _, _, hold in mine)
+        assert load.unpulled == sum(hold for _, _, hold in mine)
+    order.shuffle(tickets)
+    for close, ticket in tickets:
+        close(ticket)
+        close(ticket)
+    assert ledger.items() == []
+
+
+def test_suspicion_grows_ends_and_is_forgiven() -> None:
+    breaker = Breaker()
+    breaker.succeeded("a")
+    assert "a" not in breaker.suspects(0.0)
+    breaker.failed("a", 0.0)
+    assert "a" in breaker.suspects(0.4)
+    assert "a" not in breaker.suspects(0.6)
+    for _ in range(10):
+        breaker.failed("a", 1.0)
+    assert "a" in breaker.suspects(1.0 + LONGEST_SECONDS - 0.1)
+    assert "a" not in breaker.suspects(1.0 + LONGEST_SECONDS + 0.1)
+    breaker.succeeded("a")
+    assert "a" not in breaker.suspects(1.1)
+    breaker.failed("b", 1.0)
+    breaker.keep({"a"})
+    assert not breaker.suspects(1.0)
+
+
+def test_health() -> None:
+    health = judge(Health(), Probe.OK)
+    assert health.admitted
+    assert health.interval == 2.0
+    assert judge(health, Probe.LATE) == health
+    doubtful = judge(health, Probe.FAILED)
+    assert doubtful.admitted
+    assert doubtful.interval == 0.25
+    out = judge(doubtful, Probe.FAILED)
+    assert not out.admitted
+    assert not judge(out, Probe.FAILED).admitted
+    assert judge(out, Probe.OK) == health
+    assert not judge(Health(), Probe.LATE).admitted
+
+
+def test_headers_that_reach_workers() -> None:
+    headers = [
+        (b"authorization", b"Bearer x"),
+        (b"connection", b"close, X-Hop, Content-Type"),
+        (b"x-hop", b"1"),
+        (b"content-type", b"application/json"),
+        (b"x-data-parallel-rank", b"3"),
+        (b"accept-encoding", b"gzip"),
+        (b"te", b"trailers"),
+        (b"x-request-id", b"good-1"),
+    ]
+    forwarded = forward(headers, b"new")
+    assert forwarded.request_id == b"good-1"
+    common = b"X-Request-Id: good-1\r\nauthorization: Bearer x\r\ncontent-type: application/json\r\n"
+    assert forwarded.prefill == common
+    assert forwarded.decode == common + b"accept-encoding: gzip\r\n"
+
+
+@pytest.mark.parametrize("bad", [b"", b" ", b"a b", b"-a", b"a" * 129, b"a\xff", b"{}"])
+def test_a_request_id_that_is_not_sane_is_replaced(bad: bytes) -> None:
+    assert forward([(b"x-request-id", bad)], b"new").request_id == b"new"
+
+
+def test_errors_have_the_openai_shape() -> None:
+    body = json.loads(error_body(Refusal(404, "c", "m", param="model")))
+    assert body == {"error": {"message": "m", "type": "invalid_request_error", "param": "model", "code": "c"}}
+    assert json.loads(error_body(Refusal(502, "c", "m")))["error"]["type"] == "server_error"
+    assert error_event(Refusal(502, "c", "m")).startswith(b'data: {"error":')
+    assert str(Refused(Refusal(400, "c", "what"))) == "what"
+
+
+def test_numbers_add_up_and_are_written_in_prometheus_format() -> None:
+    first, second = metrics.Numbers(), metrics.Numbers()
+    for numbers in (first, second):
+        numbers.add("twinpool_router_requests_total", ("/v1/models", "200"), 2)
+        numbers.add("twinpool_router_clients", (), 3)
+        numbers.observe("twinpool_router_prefill_leg_seconds", 0.003)
+        numbers.observe("twinpool_router_prefill_leg_seconds", 1000.0)
+    first.add("twinpool_router_endpoint_admitted", ('a"\\\n', "decode"), 1)
+    text = metrics.render(metrics.total([first, metrics.counters_only(second)]))
+    found = {f.name: {(s.name, tuple(s.labels.values())): s.value for s in f.samples} for f in
+             text_string_to_metric_families(text)}  # fmt: skip
+    name = "twinpool_router_requests"
+    assert found[name][name + "_total", ("/v1/models", "200")] == 4
+    assert found["twinpool_router_clients"]["twinpool_router_clients", ()] == 3
+    admitted = "twinpool_router_endpoint_admitted"
+    assert found[admitted][admitted, ('a"\\\n', "decode")] == 1
+    leg = "twinpool_router_prefill_leg_seconds"
+    assert found[leg][leg + "_bucket", ("0.004",)] == 2
+    assert found[leg][leg + "_bucket", ("0.002",)] == 0
+    assert found[leg][leg + "_bucket", ("+Inf",)] == 4
+    assert found[leg][leg + "_count", ()] == 4
+    assert found[leg][leg + "_sum", ()] == pytest.approx(2000.006)
