@@ -5,20 +5,27 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from typing import TYPE_CHECKING
 
 import pytest
 
+from twinpool.demo.phases import Phases
+from twinpool.demo.scenario import install_twinpool
 from twinpool.localcluster import cluster as clusters
-from twinpool.localcluster import toolchain
+from twinpool.localcluster import images, toolchain
 from twinpool.localcluster.cluster import Cluster, ExternalCluster, LocalCluster
 from twinpool.localcluster.progress import Progress
+from twinpool.localengine import image as engine_images
+from twinpool.localengine.install import ensure_engine
+from twinpool.localengine.models import MODELS, ensure_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from twinpool.localcluster.images import Image
+    from twinpool.localengine.layout import Engine
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,6 +68,30 @@ def local_cluster(cluster: Cluster) -> LocalCluster:
     if not isinstance(cluster, LocalCluster):
         pytest.skip("only the local cluster can do this")
     return cluster
+
+
+@pytest.fixture(scope="session")
+def twinpool(cluster: Cluster) -> Cluster:
+    """The shared cluster with Twinpool on it: its CRD, and its operator for all namespaces."""
+    install_twinpool(cluster, Phases(io.StringIO()))
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def installed_engine(request: pytest.FixtureRequest) -> Engine:
+    """vLLM for CPUs and its models; installing them shows its progress even where output is captured."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        engine = ensure_engine(Progress())
+        for model in MODELS.values():
+            ensure_model(model, engine, Progress())
+    return engine
+
+
+@pytest.fixture(scope="session")
+def vllm(local_cluster: LocalCluster, twinpool: Cluster, installed_engine: Engine) -> LocalCluster:
+    """The shared cluster with Twinpool, and with vLLM for CPUs as an image."""
+    local_cluster.add_images(images.parse({engine_images.IMAGE: engine_images.engine_image()}, "the local engine"))
+    return local_cluster
 
 
 @pytest.fixture
