@@ -158,15 +158,18 @@ def test_the_users_own_flags_pass(argument):
 
 
 def test_the_simulated_engine_is_this_package():
-    got = command(
-        {"TWINPOOL_WORKER": "{}", "A": "b"}, engine="simulated", role="prefill", connector="nixl", args=("--seed", "1")
-    )
+    environment = {"TWINPOOL_WORKER": "{}", "A": "b"}
+    changes = {"role": "prefill", "connector": "nixl", "max_model_len": 512, "args": ("--seed", "1")}
+    got = command(environment, engine="simulated", **changes)
     assert got.argv == (
         *("/usr/bin/python3", "-m", "twinpool.worker", "simulate", "--host", "10.0.0.7", "--port", "8000"),
-        *("--role", "prefill", "--model", "org/model", "--connector", "nixl", "--seed", "1"),
+        *("--role", "prefill", "--model", "org/model", "--tensor-parallel-size", "1", "--shutdown-timeout", "5"),
+        *("--connector", "nixl", "--max-model-len", "512", "--seed", "1"),
     )
     assert got.environment == {"A": "b"}
-    assert "--connector" not in command(engine="simulated", role="aggregated").argv
+    plain = command(engine="simulated", role="aggregated").argv
+    assert "--connector" not in plain
+    assert "--max-model-len" not in plain
 
 
 def test_pod_identity_comes_from_the_environment():

@@ -54,7 +54,7 @@ class Worker:
                 "revision": "r",
                 "engine": "vllm",
                 "model": "m",
-                "model_path": "/m",
+                "model_path": "/",
                 "python": str(python),
                 "args": args,
                 "startup_timeout": 60.0,
@@ -229,6 +229,13 @@ def test_a_missing_interpreter_is_named(worker):
     assert "cannot start '/no/such/python': No such file or directory - set engine.python" in one.termination()
 
 
+def test_a_missing_model_is_named_at_once(worker):
+    one = worker(model_path="/no/such/model")
+    assert one.end() == 1
+    assert one.termination().startswith("the model's path /no/such/model does not exist in the engine's container")
+    assert not (one.folder / "starts").exists()
+
+
 def test_a_colliding_flag_is_refused_by_name(worker):
     one = worker(args=("--tensor-parallel-size=2",))
     assert one.end() == 1
@@ -248,7 +255,7 @@ def test_a_taken_port_is_named(worker):
             revision="r",
             engine="vllm",
             model="m",
-            model_path="/m",
+            model_path="/",
         ).to_json(),
     }
     done = subprocess.run(

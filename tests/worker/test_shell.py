@@ -33,7 +33,7 @@ def engine():
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     server.answers, server.seen = (200, b""), []
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.shutdown()

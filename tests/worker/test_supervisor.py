@@ -156,10 +156,11 @@ def test_draining_ends_with_its_timeout_and_insists():
     state, actions = run(state, (Tick(), 70.0))
     assert (state.phase, actions) == ("stopping", (StopEngine(force=False),))
     assert "still running" in state.reason
-    state, actions = run(state, (Tick(), 85.0))
+    killed = 70.0 + sv.STOP_SECONDS
+    state, actions = run(state, (Tick(), killed))
     assert actions == (StopEngine(force=True),)
-    assert run(state, (Tick(), 95.0))[1][0].code == 0
-    assert run(state, (Exited(1, "SIGKILL"), 86.0))[1][0].code == 0
+    assert run(state, (Tick(), killed + sv.KILL_SECONDS))[1][0].code == 0
+    assert run(state, (Exited(1, "SIGKILL"), killed))[1][0].code == 0
 
 
 def test_an_engine_that_dies_while_draining_is_told():

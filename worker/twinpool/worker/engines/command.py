@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     from twinpool.core.protocol import WorkerConfig
 
+#: Seconds an engine lets requests finish after SIGTERM. The launcher signals an engine that is idle, or one that is out
+#: of time; this only covers a request that came between the last look and the signal.
+SHUTDOWN_SECONDS = 5
+
 _SECRET = re.compile("(token|key|secret|password)$", re.IGNORECASE)
 
 
@@ -73,7 +77,10 @@ def simulated_command(config: WorkerConfig, pod: Pod, environment: Mapping[str, 
     """Build the command of the simulated engine, which is this package run by ``python``."""
     argv = [python, "-m", "twinpool.worker", "simulate", "--host", pod.ip, "--port", str(protocol.ENGINE_PORT)]
     argv += ["--role", config.role, "--model", config.model]
+    argv += ["--tensor-parallel-size", str(config.tensor), "--shutdown-timeout", str(SHUTDOWN_SECONDS)]
     if config.connector is not None:
         argv += ["--connector", config.connector]
+    if config.max_model_len is not None:
+        argv += ["--max-model-len", str(config.max_model_len)]
     env = {key: value for key, value in environment.items() if key != protocol.WORKER_CONFIG_ENV}
     return Command(tuple(argv) + config.args, env, on_cpu=True)

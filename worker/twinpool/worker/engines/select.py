@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.worker.engines.command import Command, Pod, simulated_command
-from twinpool.worker.engines.vllm.flags import vllm_command
+from twinpool.worker.engines.vllm.flags import refuse_managed, vllm_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +21,9 @@ def engine_command(
     Raises
     ------
     InvalidValue
-        When a user argument sets a flag that Twinpool sets.
+        When a user argument sets a flag that Twinpool sets; the message names it.
     """
+    refuse_managed(config.args)
     if config.engine == "simulated":
         return simulated_command(config, pod, environment, python)
     return vllm_command(config, pod, environment, gpus_visible)

@@ -29,10 +29,11 @@ CHECK_INTERVAL = 0.5
 PROBE_INTERVAL = 1.0
 #: Seconds for which an engine must be idle before a drain ends: routers need a moment to notice that the pod goes.
 IDLE_SECONDS = 2.0
-#: Seconds that an engine has after SIGTERM, before SIGKILL.
-STOP_SECONDS = 15.0
+#: Seconds that an engine has after SIGTERM, before SIGKILL. With :data:`KILL_SECONDS` it stays below the 15 s by which
+#: a pod's grace period is longer than its drain timeout.
+STOP_SECONDS = 10.0
 #: Seconds after SIGKILL until the launcher leaves without it (a process stuck in the kernel).
-KILL_SECONDS = 10.0
+KILL_SECONDS = 4.0
 #: Restarts allowed within the window, both after the engine was ready once.
 RESTART_BUDGET = 5
 RESTART_WINDOW = 600.0

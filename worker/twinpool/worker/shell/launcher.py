@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue
 from twinpool.worker.engines.command import Pod, redacted
 from twinpool.worker.engines.select import engine_command
 from twinpool.worker.logic import load, supervisor
@@ -50,6 +51,21 @@ def visible_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) + len(list(Path("/dev").glob("kfd")))
 
 
+def check_model_path(config: WorkerConfig) -> None:
+    """Refuse a model folder that is not there, which vLLM takes for a wrong id after half a minute of imports.
+
+    Raises
+    ------
+    InvalidValue
+        The model's path is absolute and does not exist.
+    """
+    if config.engine == "vllm" and config.model_path.startswith("/") and not Path(config.model_path).exists():
+        raise InvalidValue(
+            f"the model's path {config.model_path} does not exist in the engine's container",
+            "check model.source, and that the volume is mounted there",
+        )
+
+
 def write_termination_message(message: str, environment: Mapping[str, str]) -> None:
     """Leave ``message`` where the kubelet reads it; outside a pod the file does not exist and nothing is written."""
     path = Path(environment.get(TERMINATION_LOG_ENV, TERMINATION_LOG))
@@ -66,13 +82,14 @@ class Launcher:
     Raises
     ------
     InvalidValue
-        When the settings cannot be turned into a command.
+        When the settings cannot be turned into a command, or the model is not there.
     PortTaken
         When the launcher's own port cannot be bound.
     """
 
     def __init__(self, config: WorkerConfig, environment: Mapping[str, str]) -> None:
         pod = Pod.from_environment(environment)
+        check_model_path(config)
         self._config = config
         self._environment = environment
         self._command = engine_command(config, pod, environment, visible_gpus(), sys.executable)

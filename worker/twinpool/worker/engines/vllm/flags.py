@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
-from twinpool.worker.engines.command import Command, Pod
+from twinpool.worker.engines.command import SHUTDOWN_SECONDS, Command, Pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from twinpool.core.protocol import WorkerConfig
-
-#: Seconds vLLM lets requests finish after SIGTERM. The launcher signals an engine that is idle, or one that is out of
-#: time; this only covers a request that came between the last look and the signal.
-SHUTDOWN_SECONDS = 5
 
 #: Defaults on the CPU, each dropped when the user's arguments hold one of the flags named with it. Compiling takes
 #: minutes at every start, and bfloat16 without AMX makes prefill five times slower (measured with a 135M model).
@@ -44,14 +40,7 @@ _GLUED = re.compile(r"^(-[nr])\d+$")
 
 
 def vllm_command(config: WorkerConfig, pod: Pod, environment: Mapping[str, str], gpus_visible: int) -> Command:
-    """Build vLLM's command.
-
-    Raises
-    ------
-    InvalidValue
-        When a user argument sets a flag that Twinpool sets; the message names it.
-    """
-    refuse_managed(config.args)
+    """Build vLLM's command."""
     on_cpu = config.gpus == 0 or gpus_visible == 0
     argv = [config.python, "-m", "vllm.entrypoints.cli.main", "serve", config.model_path]
     argv += ["--served-model-name", config.model, "--host", pod.ip, "--port", str(protocol.ENGINE_PORT)]

@@ -1,0 +1,243 @@
+"""The launcher with the real vLLM and a tiny model: its flags, a stream that survives SIGTERM, a handoff, a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+
+from twinpool.core.protocol import WorkerConfig
+from twinpool.localcluster.progress import Progress
+from twinpool.localengine.image import serving_environment
+from twinpool.localengine.install import ensure_engine
+from twinpool.localengine.models import TINY, ensure_model
+from twinpool.worker.engines.command import Pod
+from twinpool.worker.engines.vllm.flags import vllm_command
+from twinpool.worker.inject import inject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from twinpool.localengine.layout import Engine
+
+pytestmark = pytest.mark.engine
+
+KV_BYTES = 256 * 2**20
+NOTHING_REMOTE = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """The installed vLLM; installing it shows its progress even where output is captured."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        installed = ensure_engine(Progress())
+        ensure_model(TINY, installed, Progress())
+    return installed
+
+
+@pytest.fixture(scope="module")
+def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return inject(tmp_path_factory.mktemp("twinpool"))
+
+
+def config(**changes: object) -> WorkerConfig:
+    """Return the settings of a worker of a pool that serves the tiny model."""
+    base: dict[str, object] = {
+        "pool": "p",
+        "namespace": "n",
+        "role": "decode",
+        "revision": "r",
+        "engine": "vllm",
+        "model": "tiny",
+        "model_path": str(TINY.folder),
+        "max_model_len": 2048,
+        "connector": "nixl",
+        "startup_timeout": 300.0,
+        "args": (f"--kv-cache-memory-bytes={KV_BYTES}", "--seed=0"),
+    }
+    return WorkerConfig(**{**base, **changes})  # type: ignore[arg-type]
+
+
+class Launcher:
+    """The launcher as the engine's container would run it: the zipapp, started by the engine's own Python."""
+
+    def __init__(self, engine: Engine, zipapp: Path, folder: Path, ip: str, settings: WorkerConfig) -> None:
+        folder.mkdir()
+        self.ip = ip
+        self.log = folder / "log"
+        self.termination = folder / "termination"
+        environment = {
+            "HOME": os.environ.get("HOME", "/"),
+            **serving_environment(engine),
+            "POD_IP": ip,
+            "TWINPOOL_WORKER": settings.to_json(),
+            "TWINPOOL_TERMINATION_LOG": str(self.termination),
+        }
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [engine.python.with_name("python3"), zipapp, "run"], env=environment, stdout=log, stderr=log
+            )
+
+    def readyz(self) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{self.ip}:8090/readyz", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def wait_ready(self, seconds: float = 240.0) -> None:
+        deadline = time.monotonic() + seconds
+        while self.readyz()[0] != 200:
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
+            time.sleep(0.2)
+
+    def open(self, path: str, body: dict[str, object] | None = None) -> contextlib.AbstractContextManager:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://{self.ip}:8000{path}", data, {"Content-Type": "application/json"})
+        return urllib.request.urlopen(request, timeout=120)  # noqa: S310 (the scheme is in the line above)
+
+    def complete(self, **body: object) -> dict:
+        with self.open("/v1/completions", {"model": "tiny", "temperature": 0, **body}) as answer:
+            return json.load(answer)
+
+    def prompt_tokens_by_source(self) -> dict[str, float]:
+        with self.open("/metrics") as answer:
+            lines = [line for line in answer.read().decode().splitlines() if "prompt_tokens_by_source_total{" in line]
+        return {line.split('source="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+
+
+@pytest.fixture(scope="module")
+def start(
+    engine: Engine, zipapp: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[contextlib.AbstractContextManager]:
+    """Start launchers, each on its own address; whatever is left at the end is killed."""
+    started: list[Launcher] = []
+    folder = tmp_path_factory.mktemp("launchers")
+
+    def _start(**changes: object) -> Launcher:
+        number = len(started) + 1
+        ip = f"127.{128 + os.getpid() % 64}.{os.getpid() // 64 % 256}.{number}"
+        started.append(Launcher(engine, zipapp, folder / str(number), ip, config(**changes)))
+        return started[-1]
+
+    yield _start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                each.process.wait(timeout=60)
+            each.process.kill()
+            each.process.wait()
+
+
+PARSE = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.engine.arg_utils import AsyncEngineArgs
+parser = make_arg_parser(FlexibleArgumentParser())
+for line in sys.stdin:
+    args = parser.parse_args(json.loads(line))
+    validate_parsed_serve_args(args)
+    print(json.dumps({"model": args.model_tag, "host": args.host, "port": args.port, "tp": args.tensor_parallel_size,
+        "names": args.served_model_name, "shutdown": args.shutdown_timeout, "dtype": args.dtype,
+        "length": args.max_model_len, "revision": args.revision, "eager": args.enforce_eager,
+        "kv": args.kv_transfer_config and [args.kv_transfer_config.kv_connector, args.kv_transfer_config.kv_role,
+        args.kv_transfer_config.kv_buffer_device, args.kv_transfer_config.kv_connector_extra_config]}))
+"""
+
+
+def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
+    settings = [
+        (config(role=role, gpus=gpus, tensor=max(gpus, 1), model_revision=revision, connector=connector), gpus)
+        for role, connector in (("prefill", "nixl"), ("decode", "nixl"), ("aggregated", None))
+        for gpus, revision in ((0, None), (2, "abc"))
+    ]
+    lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, gpus).argv[4:]) for one, gpus in settings]
+    done = subprocess.run(
+        [engine.python, "-c", PARSE],
+        input="\n".join(lines),
+        env={**serving_environment(engine), "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(parsed) == len(settings)
+    for (one, gpus), got in zip(settings, parsed, strict=True):
+        assert got["model"] == str(TINY.folder)
+        assert (got["host"], got["port"], got["names"]) == ("10.0.0.7", 8000, ["tiny"])
+        assert (got["tp"], got["length"], got["revision"]) == (max(gpus, 1), 2048, one.model_revision)
+        assert (got["dtype"], got["eager"]) == (("auto", False) if gpus else ("float32", True))
+        assert got["shutdown"] == 5
+        roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
+        if one.role in roles:
+            assert got["kv"][:2] == ["NixlConnector", roles[one.role]]
+            assert got["kv"][3] == {"kv_lease_duration": 30}
+            assert gpus or got["kv"][2] == "cpu"
+        else:
+            assert got["kv"] is None
+
+
+def test_handoff_and_drain(start) -> None:
+    prefill, decode = start(role="prefill"), start(role="decode")
+    for each in (prefill, decode):
+        each.wait_ready()
+    prompt = " ".join(f"word{i} alpha beta" for i in range(60))
+    before = decode.prompt_tokens_by_source()
+    ask = {"do_remote_decode": True, "do_remote_prefill": False, **NOTHING_REMOTE}
+    first = prefill.complete(prompt=prompt, max_tokens=1, kv_transfer_params=ask)
+    handed = decode.complete(prompt=prompt, max_tokens=12, kv_transfer_params=first["kv_transfer_params"])
+    alone = prefill.complete(prompt=prompt, max_tokens=12)
+    assert handed["choices"][0]["text"] == alone["choices"][0]["text"]
+    after = decode.prompt_tokens_by_source()
+    assert after["external_kv_transfer"] - before["external_kv_transfer"] == handed["usage"]["prompt_tokens"]
+    assert after["local_compute"] == before["local_compute"], "equal text alone proves nothing"
+
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 600, "min_tokens": 600, "stream": True}
+    with decode.open("/v1/completions", body) as stream:
+        seen = [stream.readline() for _ in range(3)]
+        decode.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while decode.readyz()[0] != 503:
+            assert time.monotonic() < deadline, "unready soon after SIGTERM"
+        assert json.loads(decode.readyz()[1])["phase"] == "draining"
+        seen += stream.readlines()
+    chunks = [line for line in seen if line.startswith(b"data: ")]
+    assert chunks[-1] == b"data: [DONE]\n"
+    assert json.loads(chunks[-2][6:])["choices"][0]["finish_reason"] == "length", "the stream ended by itself"
+    assert decode.process.wait(timeout=60) == 0
+    assert not decode.termination.exists()
+
+
+def test_an_engine_that_cannot_load_says_why(start, tmp_path: Path) -> None:
+    one = start(model_path=str(tmp_path))
+    assert one.process.wait(timeout=120) == 1
+    message = one.termination.read_text()
+    assert str(tmp_path) in message.splitlines()[0]
+    assert "check model.source" in message.splitlines()[0]
+    assert "last lines of the engine" in message
+    assert len(message.encode()) <= 4096
+
+
+def test_the_launcher_never_imports_torch(engine: Engine, zipapp: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import twinpool.worker.shell.launcher\n"
+        "print('torch' in sys.modules, twinpool.worker.shell.launcher.__file__.startswith(sys.argv[1]))"
+    )
+    done = subprocess.run([engine.python, "-I", "-c", code, zipapp], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False True"
