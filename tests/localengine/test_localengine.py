@@ -5,6 +5,7 @@ import json
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ from twinpool.localcluster.progress import Progress
 from twinpool.localengine import __main__ as cli
 from twinpool.localengine import install, interpreter, layout, models, uv
 from twinpool.localengine.errors import EngineError
+from twinpool.localengine.heartbeat import heartbeat
 from twinpool.localengine.image import engine_image
 from twinpool.localengine.requirements import explain, select
 
@@ -136,6 +138,21 @@ def test_a_failed_installation_leaves_no_finished_engine(monkeypatch, tmp_path):
     with pytest.raises(EngineError, match="vLLM cannot be installed: the disk is full"):
         install.ensure_engine(QUIET)
     assert not layout.engine().installed
+
+
+def test_long_silent_work_gives_signs_of_life():
+    class Said(io.StringIO):
+        twice = threading.Event()
+
+        def write(self, text):
+            if self.getvalue().count("still downloading"):
+                self.twice.set()
+            return super().write(text)
+
+    said = Said()
+    with heartbeat(Progress(said), "downloading", 0.001):
+        assert said.twice.wait(30)
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"], "it ends with the work"
 
 
 def test_an_engine_that_does_not_import_says_the_last_line():

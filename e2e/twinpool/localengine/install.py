@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.localengine import requirements
 from twinpool.localengine.errors import EngineError
+from twinpool.localengine.heartbeat import heartbeat
 from twinpool.localengine.interpreter import find_python
 from twinpool.localengine.layout import Engine, engine, engine_files, torch_backend
 from twinpool.localengine.uv import find_uv
@@ -129,10 +130,12 @@ def _install(wanted: Engine, progress: Progress) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(requirements.select(pinned, torch_backend()))
         file.flush()
-        _uv([uv, "pip", "install", "--no-deps", "--python", str(wanted.python), "-r", file.name], progress)
+        with heartbeat(progress, "downloading and unpacking"):
+            _uv([uv, "pip", "install", "--no-deps", "--python", str(wanted.python), "-r", file.name], progress)
     _name_vllm(wanted)
     progress.say("importing vLLM once, so that it starts faster from now on")
-    warm_up(wanted)
+    with heartbeat(progress, "importing"):
+        warm_up(wanted)
     facts = {"seconds": round(progress.seconds - started, 1), "python": python, "torchBackend": torch_backend()}
     temporary = wanted.marker.with_suffix(".new")
     temporary.write_text(json.dumps(facts), encoding="utf-8")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twinpool.localengine.errors import EngineError
+from twinpool.localengine.heartbeat import heartbeat
 from twinpool.localengine.install import check_disk, engine_environment, locked
 from twinpool.localengine.layout import engine_files, models_dir
 
@@ -68,7 +69,8 @@ def _make(model: Model, engine: Engine, progress: Progress) -> None:
         shutil.rmtree(stale, ignore_errors=True)
     temporary = models_dir() / f".{model.name}.{os.getpid()}"
     command = [str(engine.python), str(engine_files() / "models" / model.script), str(temporary)]
-    done = subprocess.run(command, env=engine_environment(), capture_output=True, text=True, check=False)
+    with heartbeat(progress, f"making {model.name}"):
+        done = subprocess.run(command, env=engine_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         shutil.rmtree(temporary, ignore_errors=True)
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

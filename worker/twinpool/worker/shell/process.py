@@ -94,18 +94,22 @@ class EngineProcess:
 
     def terminate(self) -> None:
         """Send SIGTERM to the first process, which ends the others itself."""
+        if self._process.returncode is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to the whole group."""
+        """Send SIGKILL to the whole group, unless it is gone: its number may be another's by now."""
+        if self._process.returncode is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def finish(self, returncode: int) -> None:
         """Clean up after the first process was reaped: end the survivors and read the rest of the output."""
-        self._process.returncode = returncode
         self.kill()
+        self._process.returncode = returncode
         deadline = time.monotonic() + SWEEP_SECONDS
         while time.monotonic() < deadline and kill_children():
             time.sleep(0.05)
