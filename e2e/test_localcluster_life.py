@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-PAYLOAD = "98765.4321"
+PAYLOAD = f"98765.{os.getpid()}"
 """An argument of sleep that no other process has."""
 
 
@@ -48,7 +48,10 @@ def payloads() -> list[str]:
 
 
 def is_gone(name: str) -> bool:
-    return not marked(str(state_dir(name))) and not payloads() and clusters.is_free(name)
+    """Say whether nothing of a cluster runs; an error tells what does."""
+    if left := [*marked(str(state_dir(name))), *payloads()]:
+        raise LookupError(f"{left} still run")
+    return clusters.is_free(name)
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ def run_payload(cluster: LocalCluster) -> None:
 
 
 def test_a_second_cluster_is_independent_and_survives_the_death_of_its_supervisor(
-    local_cluster: LocalCluster, name: str, nodes: Path
+    local_cluster: LocalCluster, name: str, nodes: Path, tmp_path: Path
 ) -> None:
     status = json.loads(command("up", "--name", name, "--nodes", str(nodes), "--detach", "-o", "json").stdout)
     second = LocalCluster.find(name)
@@ -93,6 +96,18 @@ def test_a_second_cluster_is_independent_and_survives_the_death_of_its_superviso
     again = command("up", "--name", name, "--nodes", str(nodes), check=False)
     assert again.returncode == 1
     assert f"error: cluster '{name}' runs already - use it" in again.stderr
+
+    more = tmp_path / "images.json"
+    more.write_text('{"tool:2": {"entrypoint": ["true"]}}')
+    detached = command("up", "--name", name, "--detach", "--images", str(more))
+    assert "runs already" in detached.stderr
+    assert {"tool:2", "twinpool/router:dev"} <= set(LocalCluster.find(name).images)
+
+    command("kill-node", "--name", name, "only")
+    wait_until(lambda: not payloads(), 5, "the processes of the node are gone")
+    assert "not running" in command("nodes", "--name", name).stdout
+    command("start-node", "--name", name, "only")
+    wait_until(payloads, 30, "the pod is started again")
 
     os.kill(status["pid"], signal.SIGKILL)
     wait_until(lambda: is_gone(name), 10, "no process is left after kill -9 of the supervisor")

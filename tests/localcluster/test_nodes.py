@@ -53,6 +53,7 @@ def test_counts_labels_taints_and_capacity() -> None:
             {"nodes": [{"name": "a"}, {"name": "b", "count": 0}]},
             r"nodes\[1\]\.count: 0 - give a whole number, at least 1",
         ),
+        ({"nodes": [{"name": "a" * 62, "count": 2}]}, "with its number is too long - a node's name has at most 63"),
         ({"nodes": [{"name": "a", "gpus": True}]}, "gpus: True"),
         ({"nodes": [{"name": "a", "gpus": -1}]}, "gpus: -1 - give a whole number, at least 0"),
         ({"nodes": [{"name": "a", "capacity": {"memory": "64GB"}}]}, "capacity.memory: '64GB' is no quantity"),

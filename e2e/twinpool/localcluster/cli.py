@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TwinpoolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # the cache's disk is full or not ours
+        print(f"error: {error} - make room, or set TWINPOOL_CACHE to a folder that can be written", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -19,7 +19,7 @@ from twinpool.localcluster.errors import ClusterError
 from twinpool.localcluster.paths import state_dir
 from twinpool.localcluster.processes import end_marked
 from twinpool.localcluster.supervisor import lock_name
-from twinpool.localcluster.waiting import wait_until
+from twinpool.localcluster.waiting import WaitTimeout, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -188,34 +188,38 @@ def _command(name: str, arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "twinpool.localcluster", "up", "--name", name, *arguments]
 
 
-def _file_arguments(folder: Path, nodes: Path | None, extra: Mapping[str, Image]) -> list[str]:
+def _file_arguments(name: str, nodes: Path | None, extra: Mapping[str, Image]) -> list[str]:
+    folder = state_dir(name).parent
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"images-{os.getpid()}.json"
+    file = folder / f"{name}.images.json"
     images.write(file, extra)
     return ["--images", str(file), *(["--nodes", str(nodes)] if nodes else [])]
 
 
 @contextlib.contextmanager
 def running(
-    name: str, nodes: Path | None = None, extra_images: Mapping[str, Image] | None = None
+    name: str,
+    nodes: Path | None = None,
+    extra_images: Mapping[str, Image] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[LocalCluster]:
     """Run a cluster for the time of a ``with`` block; it also ends when this process does, however that ends.
 
-    Its supervisor holds a pipe from here as its standard input and stops at its end.
+    Its supervisor holds a pipe from here as its standard input and stops at its end. With ``progress``, the steps of
+    the start are shown.
     """
-    folder = state_dir(name).parent
-    arguments = _file_arguments(folder, nodes, extra_images or {})
-    log = folder / f"{name}.log"
+    arguments = _file_arguments(name, nodes, extra_images or {})
+    log = state_dir(name).with_name(f"{name}.log")
     with log.open("w") as output:
         supervisor = subprocess.Popen(
             _command(name, ["--until-eof", *arguments]),
             stdin=subprocess.PIPE,
-            stdout=output,
+            stdout=subprocess.DEVNULL,
             stderr=output,
             start_new_session=True,
         )
     try:
-        yield _await_ready(name, supervisor, log, None)
+        yield _await_ready(name, supervisor, log, progress)
     finally:
         assert supervisor.stdin
         supervisor.stdin.close()
@@ -227,14 +231,12 @@ def start_detached(
     name: str, nodes: Path | None, extra_images: Mapping[str, Image], progress: Progress
 ) -> LocalCluster:
     """Start a cluster that outlives this process, or find the one that runs; return it when it is ready."""
-    folder = state_dir(name).parent
-    arguments = _file_arguments(folder, nodes, extra_images)
-    log = folder / f"{name}.log"
+    arguments = _file_arguments(name, nodes, extra_images)
+    log = state_dir(name).with_name(f"{name}.log")
     try:
         if status_of(name) is not None:
             progress.say(f"cluster {name!r} runs already")
-            wait_until(lambda: (status_of(name) or {})["ready"], timeout=120, what=f"cluster {name!r}")
-            found = LocalCluster.find(name)
+            found = _await_started(name)
             found.add_images(extra_images)
             return found
         with log.open("w") as output:
@@ -250,9 +252,18 @@ def start_detached(
         Path(arguments[1]).unlink(missing_ok=True)
 
 
+def _await_started(name: str) -> LocalCluster:
+    with contextlib.suppress(WaitTimeout):
+        wait_until(
+            lambda: (status_of(name) or {"ready": True})["ready"], timeout=120, what="the start of another process"
+        )
+    return LocalCluster.find(name)
+
+
 def _await_ready(name: str, supervisor: subprocess.Popen[bytes], log: Path, progress: Progress | None) -> LocalCluster:
     shown = 0
     while True:
+        status = status_of(name)
         text = log.read_text(errors="replace")
         whole = text[: text.rfind("\n") + 1]
         if progress:
@@ -263,7 +274,6 @@ def _await_ready(name: str, supervisor: subprocess.Popen[bytes], log: Path, prog
             lines = [line for line in text.splitlines() if line.strip()]
             last = lines[-1].removeprefix("error: ") if lines else f"exit status {supervisor.returncode}"
             raise ClusterError(f"cluster {name!r} did not start: {last}", f"see {log}")
-        status = status_of(name)
         if status and status["ready"]:
             return LocalCluster(name, status)
         time.sleep(0.05)

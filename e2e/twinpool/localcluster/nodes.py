@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _TAINT = re.compile(r"[^=:]+(=[^=:]*)?:(NoSchedule|PreferNoSchedule|NoExecute)")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_LONGEST = 63
 _FIELDS = ("name", "count", "gpus", "labels", "taints", "capacity")
 GPU = "nvidia.com/gpu"
 
@@ -93,6 +94,10 @@ def _expand(entry: object, where: str) -> list[NodeSpec]:
     taints = _taints(entry, where)
     if count is None:
         return [NodeSpec(name, labels, taints, capacity)]
+    if len(f"{name}-{count - 1}") > _LONGEST:
+        raise ClusterError(
+            f"{where}.name: {name!r} with its number is too long", f"a node's name has at most {_LONGEST}"
+        )
     return [NodeSpec(f"{name}-{i}", labels, taints, capacity) for i in range(count)]
 
 
