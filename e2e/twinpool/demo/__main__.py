@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,6 @@ from twinpool.localengine.models import MODELS, SMOLLM2, ensure_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NAME = "demo"
 NAMESPACE = "default"
 
 
@@ -31,7 +31,9 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="start everything, ask a question, prove the handoff")
     up.add_argument("--engine", choices=tuple(scenario.CHOICES), default="vllm", help="vllm (default) or simulated")
     up.add_argument("--keep", action=argparse.BooleanOptionalAction, help="keep serving (default: on a terminal)")
-    commands.add_parser("down", help="stop what is left serving")
+    down = commands.add_parser("down", help="stop what is left serving")
+    for command in (up, down):
+        command.add_argument("--name", default="demo", help="name of the local cluster (default: demo)")
     commands.add_parser("prepare", help="build the control plane and install the engine, if they are not in the cache")
     return parser
 
@@ -41,25 +43,23 @@ def engine_images() -> dict[str, Image]:
     return parse({IMAGE: engine_image()}, "the local engine")
 
 
-def up(engine: str, keep: bool) -> None:
-    """Run the demonstration; stop the cluster at the end unless ``keep``, and always when a step failed."""
+def up(engine: str, name: str, keep: bool) -> None:
+    """Run the demonstration; without ``keep``, and whenever a step failed, nothing is left running.
+
+    A cluster that is to be kept outlives this process. Any other ends with it, even when it is killed.
+    """
     choice = scenario.CHOICES[engine]
     phases = Phases(sys.stdout)
     progress = Progress(sys.stdout)
-    serving = False
-    try:
-        with phases.phase("Kubernetes control plane and kubelet: build (once)"):
-            phases.say(str(toolchain.ensure(progress).folder))
-        images: dict[str, Image] = {}
-        if engine == "vllm":
-            with phases.phase("vLLM for CPUs and NIXL: install (once)"):
-                installed = ensure_engine(progress)
-                phases.say(str(installed.folder))
-            with phases.phase("SmolLM2-135M-Instruct: convert (once)"):
-                phases.say(str(ensure_model(SMOLLM2, installed, progress)))
-            images = engine_images()
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(lambda: print("\n" + phases.summary(), flush=True))
+        images = _prepared(engine, phases, progress)
         with phases.phase("Kubernetes: start etcd, API server, controllers, scheduler and two nodes"):
-            cluster = clusters.start_detached(NAME, None, images, progress)
+            if keep:
+                cluster = clusters.start_detached(name, None, images, progress)
+                cleanup.callback(clusters.stop, name, progress)
+            else:
+                cluster = cleanup.enter_context(clusters.running(name, extra_images=images))
             phases.say(cluster.kubectl("get", "nodes", "-L", "topology.kubernetes.io/zone").stdout.strip())
         with phases.phase("Twinpool: install CRD and operator"):
             scenario.install_twinpool(cluster, phases)
@@ -69,12 +69,22 @@ def up(engine: str, keep: bool) -> None:
             scenario.question_and_proof(cluster, choice, NAMESPACE, phases)
         if keep:
             phases.say("\n" + scenario.how_to_go_on(cluster, choice, NAMESPACE))
-            serving = True
-    finally:
-        if not serving:
-            with phases.phase("Stop everything"):
-                clusters.stop(NAME, progress)
-        print("\n" + phases.summary(), flush=True)
+            cleanup.pop_all()
+            print("\n" + phases.summary(), flush=True)
+
+
+def _prepared(engine: str, phases: Phases, progress: Progress) -> dict[str, Image]:
+    """Build and install what this engine needs and the cache does not hold; return the engine's image."""
+    with phases.phase("Kubernetes control plane and kubelet: build (once)"):
+        phases.say(str(toolchain.ensure(progress).folder))
+    if engine == "simulated":
+        return {}
+    with phases.phase("vLLM for CPUs and NIXL: install (once)"):
+        installed = ensure_engine(progress)
+        phases.say(str(installed.folder))
+    with phases.phase("SmolLM2-135M-Instruct: convert (once)"):
+        phases.say(str(ensure_model(SMOLLM2, installed, progress)))
+    return engine_images()
 
 
 def prepare() -> None:
@@ -92,9 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         match given.command:
             case "up":
-                up(given.engine, sys.stdout.isatty() if given.keep is None else given.keep)
+                up(given.engine, given.name, sys.stdout.isatty() if given.keep is None else given.keep)
             case "down":
-                clusters.stop(NAME, Progress())
+                clusters.stop(given.name, Progress())
             case _:
                 prepare()
     except TwinpoolError as error:
