@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 CLEARED, MISSED, FAILED = 0, 1, 2
 
+#: Columns of the table when no terminal says how many it has.
+_WIDTH = 140
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 when every bar was cleared, 1 when one was missed, 2 when nothing could be measured."""
@@ -57,7 +60,10 @@ def _run(name: str, quick: bool, out: Path | None, progress: Console) -> int:
 
         rows = runner.measure(cells, runs=runs, budget=budget, on_run=on_run)
     seconds = time.monotonic() - start
-    report.show(Console(), f"{benchmark.TITLE} ({'quick, ' if quick else ''}{seconds:.0f} s)", rows)
+    shown = Console()
+    if not shown.is_terminal:
+        shown.width = _WIDTH
+    report.show(shown, f"{benchmark.TITLE} ({'quick, ' if quick else ''}{seconds:.0f} s)", rows)
     if out is not None:
         _write(out, json.dumps(report.document(name, quick, seconds, rows), indent=2) + "\n")
     return MISSED if any(row.missed for row in rows) else CLEARED

@@ -53,3 +53,14 @@ def test_a_token_outside_the_vocabulary_is_refused(token):
 
 def test_the_end_of_an_answer_has_no_text():
     assert language.decode([language.EOS]) == ""
+
+
+@given(st.text(st.sampled_from("ab. ée"), max_size=60), st.integers(1, 10))
+def test_encoding_stops_beyond_a_limit_but_not_before(text, limit):
+    whole, cut = language.encode(text), language.encode(text, limit)
+    if len(whole) <= limit:
+        assert cut == whole
+    else:
+        assert cut == whole[: len(cut)]
+        assert limit < len(cut)
+    assert len(language.encode(text * 1000, limit)) <= 5 * (limit + 2)

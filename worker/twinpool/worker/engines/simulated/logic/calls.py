@@ -76,7 +76,8 @@ def parse(kind: Kind, body: object, served: Served) -> Call:
     if not isinstance(body, dict):
         raise Refused("The body must be a JSON object.")
     model = named_model(body, served)
-    prompts = (_chat_prompt(body),) if kind == "chat" else _completion_prompts(body)
+    limit = served.max_model_len
+    prompts = (_chat_prompt(body, limit),) if kind == "chat" else _completion_prompts(body, limit)
     stream = _field(body, "stream", bool, False)
     options = _field(body, "stream_options", dict, None)
     if options is not None and not stream:
@@ -132,12 +133,12 @@ def tokens_of(body: Body) -> tuple[int, ...]:
     return _token_ids(body.get("tokens"), "tokens")
 
 
-def _chat_prompt(body: Body) -> tuple[int, ...]:
+def _chat_prompt(body: Body, limit: int | None = None) -> tuple[int, ...]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refused("messages must be a list of at least one message.", param="messages")
     text = "".join(_message(message) for message in messages)
-    return tuple(language.encode(f"{text}<|im_start|>assistant\n"))
+    return tuple(language.encode(f"{text}<|im_start|>assistant\n", limit))
 
 
 def _message(message: object) -> str:
@@ -154,18 +155,18 @@ def _message(message: object) -> str:
     return f"<|im_start|>{message['role']}\n{content or ''}<|im_end|>\n"
 
 
-def _completion_prompts(body: Body) -> tuple[tuple[int, ...], ...]:
+def _completion_prompts(body: Body, limit: int) -> tuple[tuple[int, ...], ...]:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompts = tuple(_completion_prompt(one) for one in prompt)
+        prompts = tuple(_completion_prompt(one, limit) for one in prompt)
         if len(prompts) > MAX_CHOICES:
             raise Refused(f"prompt may hold at most {MAX_CHOICES} prompts.", param="prompt")
         return prompts
-    return (_completion_prompt(prompt),)
+    return (_completion_prompt(prompt, limit),)
 
 
-def _completion_prompt(prompt: object) -> tuple[int, ...]:
-    ids = tuple(language.encode(prompt)) if isinstance(prompt, str) else _token_ids(prompt, "prompt")
+def _completion_prompt(prompt: object, limit: int) -> tuple[int, ...]:
+    ids = tuple(language.encode(prompt, limit)) if isinstance(prompt, str) else _token_ids(prompt, "prompt")
     if not ids:
         raise Refused("Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
     return ids
@@ -188,7 +189,8 @@ def _max_tokens(kind: Kind, body: Body, prompt: int, min_tokens: int, max_model_
     if wanted > room:
         raise Refused(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "
-            f"tokens and your prompt contains {prompt} input tokens, for a total of {wanted + prompt} tokens. "
+            f"tokens and your prompt contains at least {prompt} input tokens, for a total of at least "
+            f"{wanted + prompt} tokens. "
             "Please reduce the length of the input prompt or the number of requested output tokens.",
             param="input_tokens",
         )

@@ -86,16 +86,28 @@ VOCABULARY_SIZE = _FIRST_WORD + len(_VOCABULARY)
 _PIECES = re.compile(r" ?[A-Za-z]+|\.|[^A-Za-z .]+| +")
 
 
-def encode(text: str) -> list[int]:
-    """Return the token ids of ``text``: words of the vocabulary are one token, all else three bytes a token."""
+def encode(text: str, limit: int | None = None) -> list[int]:
+    """Return the token ids of ``text``: words of the vocabulary are one token, all else three bytes a token.
+
+    Encoding stops once there are more ids than ``limit``, so that a text that is too long costs no more than one that
+    is not.
+    """
     ids: list[int] = []
-    for piece in _PIECES.findall(text):
+    for match in _PIECES.finditer(text):
+        if limit is not None and len(ids) > limit:
+            break
+        piece = match.group()
         known = _IDS.get(piece)
         if known is None:
-            ids.extend(_byte_ids(piece.encode("utf-8", "surrogatepass")))
+            ids.extend(_byte_ids(_head(piece, limit).encode("utf-8", "surrogatepass")))
         else:
             ids.append(known)
     return ids
+
+
+def _head(piece: str, limit: int | None) -> str:
+    """Return as much of a piece as can matter: more than three times ``limit`` bytes are more than ``limit`` ids."""
+    return piece if limit is None else piece[: 3 * limit + 3]
 
 
 def _byte_ids(data: bytes) -> Iterable[int]:

@@ -173,8 +173,12 @@ class Sequence:
         self.content = language.Content.of(self.tokens)
 
     def _name(self, tokens: tuple[int, ...]) -> None:
-        for token in tokens:
-            self.tokens.append(token)
-            self.chain = language.advance(self.chain, (token,))
-            if len(self.tokens) % self.size == 0:
+        start = 0
+        while start < len(tokens):
+            room = self.size - len(self.tokens) % self.size
+            part = tokens[start : start + room]
+            self.tokens += part
+            self.chain = language.advance(self.chain, part)
+            if len(part) == room:
                 self.hashes.append(language.mixed(self.chain))
+            start += room

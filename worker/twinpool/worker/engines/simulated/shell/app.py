@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from twinpool.worker.engines.simulated.flags import Settings
+    from twinpool.worker.engines.simulated.logic.engine import Engine
     from twinpool.worker.engines.simulated.shell.driver import Driver
     from twinpool.worker.engines.simulated.shell.http import Exchange
 
@@ -51,6 +52,11 @@ class App:
             "/detokenize": ("POST", self._detokenize),
             "/reset_prefix_cache": ("POST", self._reset_prefix_cache),
         }
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine itself, for its owner to look at."""
+        return self._driver.engine
 
     def handle(self, exchange: Exchange) -> None:
         """Serve one request; every problem becomes an answer."""

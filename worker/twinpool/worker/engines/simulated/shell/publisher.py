@@ -78,6 +78,12 @@ class Publisher:
         self._pub.send_multipart([self._topic, number, payload], flags=zmq.NOBLOCK)
 
     async def _serve_replays(self, replay: zmq.asyncio.Socket) -> None:
+        try:
+            await self._answer_replays(replay)
+        finally:
+            replay.close(linger=0)
+
+    async def _answer_replays(self, replay: zmq.asyncio.Socket) -> None:
         while True:
             frames = await replay.recv_multipart()
             if len(frames) != 3 or len(frames[2]) != 8:
@@ -94,7 +100,8 @@ class Publisher:
             self._replay_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._replay_task
-        self._context.destroy(linger=0)
+        self._pub.close(linger=0)
+        self._context.term()
 
 
 def _attach(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str, host: str) -> None:

@@ -1,0 +1,61 @@
+"""A small load of concurrent streams, cheap enough to measure servers with on the same machine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import uvloop
+
+from twinpool.core.errors import TwinpoolError
+
+_END = b"0\r\n\r\n"
+
+
+class LoadFailed(TwinpoolError):
+    """A server did not answer as a benchmark needs it to."""
+
+
+def stream(host: str, port: int, path: str, body: bytes, streams: int, requests: int) -> int:
+    """Keep ``streams`` requests running until ``requests`` were answered; return the server-sent events received.
+
+    Raises
+    ------
+    LoadFailed
+        When an answer is not a complete chunked one with HTTP 200: a benchmark of failures would be a lie.
+    """
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return uvloop.run(_all(host, port, head.encode() + body, streams, requests))
+
+
+async def _all(host: str, port: int, request: bytes, streams: int, requests: int) -> int:
+    left = iter(range(requests))
+
+    async def client() -> int:
+        reader, writer = await asyncio.open_connection(host, port)
+        events = 0
+        for _ in left:
+            writer.write(request)
+            events += await _answer(reader)
+        writer.close()
+        return events
+
+    try:
+        return sum(await asyncio.gather(*(client() for _ in range(streams))))
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise LoadFailed(f"{host}:{port} broke off: {error}", "look at the server's own output") from None
+
+
+async def _answer(reader: asyncio.StreamReader) -> int:
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200") or b"chunked" not in head.lower():
+        raise LoadFailed(f"not a stream: {head[:80]!r}", "look at the server's own output")
+    events, tail = 0, b""
+    while not tail.endswith(_END):
+        data = await reader.read(65536)
+        if not data:
+            raise asyncio.IncompleteReadError(tail, None)
+        events += data.count(b"data: {")
+        tail = (tail + data)[-len(_END) :]
+    return events
