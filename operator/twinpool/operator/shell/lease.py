@@ -83,8 +83,9 @@ class Leadership:
                 ours = await asyncio.wait_for(self._try(), self._times.renew_deadline)
             except (ApiRefused, TimeoutError) as error:
                 if not (isinstance(error, ApiRefused) and error.code == 409):
-                    _log.warning("the Lease %s/%s cannot be read or written: %s", self._namespace, self._name, error)
-                ours = started < self._renewed + self._times.renew_deadline and self.held.is_set()
+                    problem = str(error) or "no answer in time"
+                    _log.warning("the Lease %s/%s cannot be read or written: %s", self._namespace, self._name, problem)
+                ours = self.valid
             else:
                 if ours:
                     self._renewed = started

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 RESYNC = 300.0
 #: Seconds until a group that got its labels back is certainly in the cache again.
 RESTORE_DELAY = 1.0
+#: Seconds until a pool is looked at again whose plan ended because the Lease could not be renewed in time.
+LEASE_DELAY = 1.0
 
 
 class Reconciler:
@@ -93,7 +95,7 @@ class Reconciler:
                 again = await self._reconcile(key)
             except NotLeader:
                 self._metrics.reconciles.labels("not_leader").inc()
-                self._queue.add(key)
+                self._queue.add_after(key, LEASE_DELAY)
             except ApiRefused as error:
                 self._metrics.reconciles.labels("api_error").inc()
                 _log.warning("%s/%s: %s; trying again in %.1f s", *key, error, self._queue.failed(key))
