@@ -185,6 +185,19 @@ async def test_a_client_that_leaves_decode_frees_prefills_blocks(engines):
     await until(lambda: free(second), within=1.0)
 
 
+async def test_kv_that_waits_for_room_on_decode_outlives_its_first_lease(engines):
+    argv = ("--connector", "nixl", "--time-scale", "1", "--kv-blocks", "8", "--max-model-len", "128")
+    lease = ("--lease-seconds", "0.6")
+    first, second = await engines(*argv, *lease), await engines(*argv, *lease, "--tokens-per-second", "50")
+    holder = asyncio.create_task(second.complete("x " * 40, max_tokens=80, ignore_eos=True))
+    await until(lambda: second.app.engine.blocks.free <= 4)
+    prompt = "y " * 60
+    parameters = await prefill(first, prompt)
+    await second.complete(prompt, max_tokens=5, kv_transfer_params=parameters)
+    assert (await holder)["usage"]["completion_tokens"] == 80
+    assert first.app.engine.metrics.value("nixl_num_kv_expired_reqs") == 0
+
+
 async def test_a_client_that_leaves_a_stream_cancels_it_within_200_milliseconds(engines):
     engine = await engines("--tokens-per-second", "100", "--time-scale", "1")
     body = {"model": "m", "prompt": "hi", "max_tokens": 5000, "ignore_eos": True, "stream": True}

@@ -98,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._header_bytes = 0
         self._closing = False
+        self._deaf = False
 
     # asyncio.Protocol
 
@@ -118,12 +119,12 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came in."""
-        if self._closing:
+        if self._closing or self._deaf:
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._refuse(400, "this server does not change protocols")
+            self._deaf = True  # the request was taken as it is; what follows it is of another protocol
         except httptools.HttpParserError as error:
             if not self._closing:
                 self._refuse(400, f"not HTTP/1.1: {error}")
@@ -166,7 +167,7 @@ class Connection(asyncio.Protocol):
         request.method = self._parser.get_method().decode("ascii")
         request.path = request.path.partition("?")[0]
         request.body = bytes(self._body)
-        request.keep_alive = self._parser.should_keep_alive()
+        request.keep_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
         self._body.clear()
         self._queue.append(request)
         if self._current is None:
