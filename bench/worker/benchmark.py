@@ -47,14 +47,12 @@ def cells(quick: bool) -> Iterator[list[Cell]]:
         started(ours, host=_HOST, port=engine) as engine_pid,
         started(beside, host=_HOST, port=plain) as plain_pid,
     ):
-        # CPU is counted in ticks of 10 ms: fewer streams need more rounds for the same number of tokens.
-        wanted = 256 if quick else 1024
         yield [
             Cell(
                 what=f"{streams} streams of {_TOKENS} tokens",
                 unit="CPU s / 1k tokens",
-                ours=lambda streams=streams: _sample(engine_pid, engine, streams, wanted),  # type: ignore[misc]
-                beside=lambda streams=streams: _sample(plain_pid, plain, streams, wanted),  # type: ignore[misc]
+                ours=lambda streams=streams: _sample(engine_pid, engine, streams, quick),  # type: ignore[misc]
+                beside=lambda streams=streams: _sample(plain_pid, plain, streams, quick),  # type: ignore[misc]
                 bar=Bar("ratio", at_most=3.0),
                 note=_NOTE,
             )
@@ -62,7 +60,9 @@ def cells(quick: bool) -> Iterator[list[Cell]]:
         ]
 
 
-def _sample(pid: int, port: int, streams: int, requests: int) -> float:
+def _sample(pid: int, port: int, streams: int, quick: bool) -> float:
+    # CPU is counted in ticks of 10 ms: fewer streams need more rounds for the same number of tokens.
+    requests = 256 if quick else max(256, 4 * streams)
     body = json.dumps(
         {"model": "m", "prompt": "benchmark", "max_tokens": _TOKENS, "ignore_eos": True, "stream": True}
     ).encode()

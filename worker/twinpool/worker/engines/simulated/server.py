@@ -26,7 +26,7 @@ from twinpool.worker.engines.simulated.shell.publisher import Publisher
 from twinpool.worker.engines.simulated.shell.transfer import Holder, Puller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from twinpool.worker.engines.simulated.flags import Settings
 
@@ -82,7 +82,7 @@ async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running(settings) as app:
+    async with running(settings, on_end=stop.set) as app:
         say(f"{settings.role} engine serves {', '.join(settings.models)} on {settings.host}:{settings.port}")
         await stop.wait()
         app.drain()
@@ -94,8 +94,8 @@ async def _serve(settings: Settings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[App]:
-    """Run an engine while the block runs.
+async def running(settings: Settings, on_end: Callable[[], None] = lambda: None) -> AsyncIterator[App]:
+    """Run an engine while the block runs; ``on_end`` is called when the engine itself ends, which only a bug makes it.
 
     Raises
     ------
@@ -124,6 +124,7 @@ async def running(settings: Settings) -> AsyncIterator[App]:
                     )
                 )
         steps = asyncio.create_task(driver.run())
+        steps.add_done_callback(lambda _: on_end())
         try:
             yield app
         finally:
