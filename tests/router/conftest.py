@@ -113,7 +113,8 @@ class Engine:
         self.connections += 1
         number = self.connections
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            # Cancelled by stop(): asyncio would report a cancelled connection task as an error.
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while True:
                     await self._one(number, reader, writer)
         finally:
@@ -273,7 +274,9 @@ class Router:
         self.loop = asyncio.get_running_loop()
         self.pool = Pool(self.loop, config, limits, Random(1))  # noqa: S311
         self.clients: set[ClientConnection] = set()
+        #: Those in service; a test may take some out.
         self.engines: list[Engine] = []
+        self._owned: list[Engine] = []
         self.port = 0
         self._server: asyncio.Server | None = None
         self._raw: list[RawClient] = []
@@ -291,6 +294,7 @@ class Router:
         engine.script = script
         await engine.start()
         self.engines.append(engine)
+        self._owned.append(engine)
         self.publish()
         return engine
 
@@ -324,9 +328,11 @@ class Router:
             self._server.close()
         await until(lambda: not self.clients, "no clients")
         self.pool.connections.close()
-        for engine in self.engines:
+        for engine in self._owned:
             await engine.stop()
         await self.idle()
+        for _ in range(5):  # asyncio closes an aborted transport's socket a turn later
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -364,5 +370,5 @@ def kit() -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_stray_event_loop() -> None:
-    """Python 3.11 makes a loop when somebody asks for the current one; pytest-asyncio asks, and nobody would close it."""
+    """Python 3.11 makes a loop for whoever asks for the current one: pytest-asyncio asks, and nobody would close it."""
     asyncio.set_event_loop(None)
