@@ -63,6 +63,7 @@ class Control:
 
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self._settings = settings
+        self._listener = listener
         self._found: tuple[Endpoint, ...] = ()
         self._published: tuple[Endpoint, ...] = ()
         self._synced = False
@@ -128,6 +129,8 @@ class Control:
         log.info("draining for at most %g s", timeout)
         for child in self._children:
             child.drain(lame_duck, timeout)
+        # The last holder's close refuses connections; while one is open, they would wait for nobody.
+        asyncio.get_running_loop().call_later(lame_duck, self._listener.close)
         await asyncio.wait(children, timeout=max(lame_duck, timeout) + _KILL_SECONDS)
 
     # Endpoints.

@@ -121,7 +121,7 @@ class RequestParser:
             self._refuse(Refusal(505, "http_version", "This server speaks HTTP/1.1 only."))
         elif names.count(b"host") != 1:
             self._refuse(Refusal(400, "malformed_request", "The request must have exactly one Host header."))
-        elif b"upgrade" in given:
+        elif b"upgrade" in given or self._parser.get_method() == b"CONNECT":
             self._refuse(Refusal(501, "no_upgrade", "This server does not switch protocols; send no Upgrade header."))
         elif given.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             self._refuse(Refusal(501, "transfer_encoding", "The only Transfer-Encoding that is understood is chunked."))

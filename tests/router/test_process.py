@@ -1,0 +1,226 @@
+"""The whole program: its processes, its admin port, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from twinpool.core.errors import InvalidValue
+from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
+from twinpool.router.__main__ import main, parser, settings
+
+CONFIG = RouterConfig("p", "n", ("m",), drain_timeout=20.0)
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Program:
+    """``twinpool-router`` as a process."""
+
+    def __init__(self, endpoints, kit):
+        self.endpoints = endpoints
+        self.kit = kit
+        self.port, self.admin_port = free_port(), free_port()
+        self.process = None
+
+    async def start(self, *flags):
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "twinpool.router", "--port", str(self.port), "--admin-port", str(self.admin_port),
+            "--endpoints", str(self.endpoints), "--lame-duck", "0.3", *flags,
+            env={**os.environ, ROUTER_CONFIG_ENV: CONFIG.to_json(), "POD_IP": "127.0.0.1"},
+        )  # fmt: skip
+
+    async def page(self, path, method="GET"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.admin_port)
+        client = self.kit.RawClient(reader, writer)
+        client.send(f"{method} {path} HTTP/1.1\r\nHost: r\r\n\r\n".encode())
+        answer = await client.answer()
+        client.close()
+        return answer
+
+    async def wait_for(self, path, test):
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    answer = await self.page(path)
+                    if test(answer):
+                        return answer
+                await asyncio.sleep(0.02)
+
+    async def connect(self):
+        return self.kit.RawClient(*await asyncio.open_connection("127.0.0.1", self.port))
+
+    async def metric(self, name):
+        text = (await self.page("/metrics")).body.decode()
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(found.group(1)) if found else None
+
+    def children(self):
+        pid = self.process.pid
+        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def stop(self):
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+
+@pytest.fixture
+async def program(kit, tmp_path):
+    engines = [kit.Engine("prefill", "p0"), kit.Engine("decode", "d0")]
+    for engine in engines:
+        await engine.start()
+    path = tmp_path / "workers.json"
+    path.write_text(json.dumps([{"role": e.role, "host": "127.0.0.1", "port": e.port} for e in engines]))
+    program = Program(path, kit)
+    program.engines = engines
+    yield program
+    await program.stop()
+    for engine in engines:
+        await engine.stop()
+
+
+async def ready(program):
+    await program.wait_for("/ready", lambda a: a.status == 200)
+    await program.wait_for("/admin/endpoints", lambda a: all(e["admitted"] for e in a.json["endpoints"]))
+
+
+async def test_from_start_to_drain(program, kit):
+    await program.start("--workers", "2")
+    await ready(program)
+    client = await program.connect()
+    client.send(kit.post(kit.STREAM))
+    assert (await client.answer()).body == b"".join(kit.EVENTS)
+    assert await program.metric('twinpool_router_handoffs_total{outcome="remote",reason=""}') == 1
+    assert (await program.page("/health")).status == 200
+    assert (await program.page("/nothing")).status == 404
+    assert (await program.page("/ready", "POST")).status == 405
+    decode = program.engines[1]
+    decode.script = kit.hang
+    client.send(kit.post(kit.STREAM))
+    await kit.until(lambda: len(decode.requests) > 1 and decode.requests[-1].body)
+    entry = next(e for e in (await program.page("/admin/endpoints")).json["endpoints"] if e["role"] == "decode")
+    assert entry["inFlight"] == 1
+    assert entry["tokensInFlight"] > 0
+    entry = next(e for e in (await program.page("/admin/endpoints")).json["endpoints"] if e["role"] == "prefill")
+    assert (entry["inFlight"], entry["unpulledHandoffs"]) == (0, 1)
+
+    program.process.send_signal(signal.SIGTERM)
+    await program.wait_for("/ready", lambda a: a.status == 503 and a.json["reason"] == "draining")
+    # New connections are still taken for a while, for one request each once the data processes have heard of it.
+    last = ""
+    while last != "close":
+        late = await program.connect()
+        late.send(b"GET /v1/models HTTP/1.1\r\nHost: r\r\n\r\n")
+        answer = await late.answer()
+        assert answer.status == 200
+        last = answer.headers.get("connection")
+        late.close()
+    with pytest.raises(ConnectionError):  # noqa: PT012 - after a while they are not
+        while True:
+            (await program.connect()).close()
+            await asyncio.sleep(0.02)
+    decode.release.set()
+    answer = await client.answer()
+    assert (answer.status, answer.body) == (200, b"".join(kit.EVENTS))
+    assert await asyncio.wait_for(program.process.wait(), 10) == 0
+    client.close()
+
+
+async def test_a_dead_data_process_is_replaced_and_its_counts_stay(program, kit):
+    await program.start()
+    await ready(program)
+    client = await program.connect()
+    client.send(kit.post(kit.STREAM))
+    await client.answer()
+    count = 'twinpool_router_requests_total{route="/v1/completions",code="200"}'
+    assert await program.metric(count) == 1
+    (child,) = program.children()
+    os.kill(child, signal.SIGKILL)
+    assert await client.rest() == b""
+    client.close()
+    # The listener was never closed: this connection waits in its queue for the next process.
+    client = await program.connect()
+    client.send(kit.post(kit.STREAM))
+    assert (await client.answer()).status == 200
+    client.close()
+    assert program.children() != [child]
+    assert await program.metric(count) == 2
+    assert await program.metric("twinpool_router_data_process_restarts_total") == 1
+
+
+async def test_data_processes_end_with_their_parent(program, kit):
+    await program.start("--workers", "2")
+    await ready(program)
+    children = program.children()
+    program.process.kill()
+    await program.process.wait()
+    await kit.until(lambda: not any(Path(f"/proc/{c}/cmdline").exists() for c in children))
+
+
+async def test_a_worker_that_goes_is_taken_out_and_comes_back(program, kit):
+    await program.start()
+    await ready(program)
+    decode = program.engines[1]
+    await decode.stop()
+    await program.wait_for("/admin/endpoints", lambda a: not a.json["endpoints"][1]["admitted"])
+    client = await program.connect()
+    client.send(kit.post(kit.STREAM))
+    answer = await client.answer()
+    assert (answer.status, answer.error["code"]) == (503, "no_worker")
+    await decode.start()
+    await ready(program)
+    client.send(kit.post(kit.STREAM))
+    assert (await client.answer()).status == 200
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "words"),
+    [
+        ([], {}, "TWINPOOL_ROUTER is not set"),
+        ([], {ROUTER_CONFIG_ENV: "{"}, "is not JSON"),
+        (["--workers", "0"], {ROUTER_CONFIG_ENV: CONFIG.to_json()}, "--workers is 0"),
+        (["--lame-duck", "-1"], {ROUTER_CONFIG_ENV: CONFIG.to_json()}, "must be positive"),
+    ],
+)
+def test_wrong_settings_are_refused_in_words(flags, environment, words):
+    with pytest.raises(InvalidValue, match=re.escape(words)):
+        settings(parser(environment).parse_args(flags), environment)
+
+
+def test_flags_and_environment():
+    environment = {ROUTER_CONFIG_ENV: CONFIG.to_json(), "POD_IP": "127.1.2.3"}
+    chosen = settings(parser(environment).parse_args(["--policy", "random", "--model", "x"]), environment)
+    assert (chosen.host, chosen.port, chosen.admin_port) == ("127.1.2.3", 8000, 8081)
+    assert (chosen.config.policy, chosen.config.models, chosen.config.pool) == ("random", ("x",), "p")
+    static = settings(parser({}).parse_args(["--endpoints", "f", "--model", "x"]), {})
+    assert (static.config.models, static.endpoints, static.host) == (("x",), "f", "127.0.0.1")
+
+
+def test_a_taken_port_is_said_in_one_line(capsys, tmp_path):
+    path = tmp_path / "f"
+    path.write_text("[]")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        taken = str(sock.getsockname()[1])
+        other = str(free_port())
+        base = ["--endpoints", str(path), "--model", "m"]
+        assert main([*base, "--port", taken]) == 2
+        assert "change --host or --port" in capsys.readouterr().err
+        assert main([*base, "--port", other, "--admin-port", taken]) == 2
+        assert "give another --admin-port" in capsys.readouterr().err
