@@ -66,6 +66,8 @@ def test_the_digest_ignores_the_order_of_keys_and_itself() -> None:
     [
         ({"a": {}}, {}, True),
         ({"a": {}}, {"a": {"x": 1}}, True),
+        ({"selector": {"x": 1}}, {"selector": {"x": 1, "y": 2}}, False),
+        ({"selector": {"x": 1}}, {"selector": {"x": 1}}, True),
         ({"a": []}, {"a": [1]}, False),
         ({"a": {"x": 1}}, {"a": [1]}, False),
         ({"a": [1]}, {"a": 1}, False),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEY = ("team", "demo")
-OWNER = {"kind": protocol.KIND, "uid": "uid-pool", "controller": True}
+OWNER = {"kind": protocol.KIND, "name": "demo", "uid": "uid-pool", "controller": True}
 
 
 class Leader:
@@ -109,6 +109,14 @@ async def test_a_strangers_object_is_not_taken_over() -> None:
 async def test_our_own_object_that_the_watch_does_not_show_is_repaired() -> None:
     cluster = FakeCluster()
     cluster.stored["s"] = stranger(ownerReferences=[OWNER])
+    await executor(cluster).execute(KEY, (service(),))
+    assert cluster.bodies[0]["metadata"]["uid"] == "u9"
+
+
+async def test_an_orphan_with_our_labels_is_adopted() -> None:
+    cluster = FakeCluster()
+    labels = {protocol.LABEL_MANAGED_BY: "twinpool", protocol.LABEL_POOL: "demo"}
+    cluster.stored["s"] = stranger(labels=labels)
     await executor(cluster).execute(KEY, (service(),))
     assert cluster.bodies[0]["metadata"]["uid"] == "u9"
 

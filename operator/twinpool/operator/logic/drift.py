@@ -18,6 +18,9 @@ from twinpool.operator.logic.merge import merge_key
 if TYPE_CHECKING:
     from twinpool.operator.logic.observed import Child
 
+#: Maps that Kubernetes takes as a whole: a key that somebody added changes what they mean.
+ATOMIC_MAPS = ("selector", "nodeSelector")
+
 #: Digest of what was applied.
 APPLIED_ANNOTATION = f"{protocol.GROUP}/applied"
 
@@ -59,6 +62,8 @@ def contains(live: Any, wanted: Any, field: str = "") -> bool:
     """Return whether everything in ``wanted`` is in ``live``; lists that Kubernetes keys are compared by key."""
     if wanted in (None, {}, []):
         return live in (None, {}, []) or isinstance(live, Mapping)
+    if field in ATOMIC_MAPS:
+        return bool(live == wanted)
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(contains(live.get(k), value, k) for k, value in wanted.items())
     if isinstance(wanted, list):

@@ -10,7 +10,7 @@ from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Action, Apply, Delete, Retire
 from twinpool.operator.logic.observed import Refusal, read_child
 from twinpool.operator.shell.cluster import ApiRefused, Cluster
-from twinpool.operator.shell.observe import owned
+from twinpool.operator.shell.observe import belongs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,7 @@ class Executor:
         namespace, pool = key
         try:
             found = read_child("StatefulSet", await self._cluster.get("StatefulSet", namespace, group))
-            if found.deleting or not owned(found, pool_uid):
+            if found.deleting or not belongs(found, pool, pool_uid):
                 return False
             labels = {protocol.LABEL_MANAGED_BY: protocol.MANAGED_BY, protocol.LABEL_POOL: pool}
             await self._cluster.merge(
@@ -99,7 +99,7 @@ class Executor:
         """Apply an object that is the pool's or does not exist; never take over a stranger's of the same name."""
         kind, metadata = body["kind"], body["metadata"]
         if not uid:
-            uid = await self._uid(kind, metadata["namespace"], metadata["name"], metadata["ownerReferences"][0]["uid"])
+            uid = await self._uid(kind, metadata["namespace"], metadata["name"], metadata["ownerReferences"][0])
         known = {**body, "metadata": {**metadata, "uid": uid}} if uid else body
         try:
             return await self._cluster.apply(known)
@@ -111,7 +111,7 @@ class Executor:
             _log.info("%s %s: replacing lists, because applying was refused: %s", kind, metadata["name"], error.message)
             return await self._cluster.merge(kind, metadata["namespace"], metadata["name"], known)
 
-    async def _uid(self, kind: str, namespace: str, name: str, pool_uid: str) -> str:
+    async def _uid(self, kind: str, namespace: str, name: str, owner: Mapping[str, Any]) -> str:
         """Return the uid of an object of the pool that the watches do not show, empty when there is none."""
         try:
             found = read_child(kind, await self._cluster.get(kind, namespace, name))
@@ -119,7 +119,7 @@ class Executor:
             if error.code == _NOT_FOUND:
                 return ""
             raise
-        if not owned(found, pool_uid):
+        if not belongs(found, owner["name"], owner["uid"]):
             raise ApiRefused(_INVALID, "it exists and is not the pool's; remove it, or give the pool another name")
         return found.uid
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core import protocol
 from twinpool.core.spec import InferencePool
 from twinpool.operator.logic.drift import contains_wanted, digest
 from twinpool.operator.logic.observed import Child, Observed, Refusal, read_child
@@ -75,11 +76,14 @@ def read_pool(body: Mapping[str, Any]) -> InferencePool:
 
 def observe(key: PoolKey, pool: InferencePool, cache: Cache, memory: Memory) -> Observed:
     """Return everything that is known about a pool. Children of an earlier pool of the same name are not its own."""
-    own = [child for child in cache.children(key) if owned(child, pool.metadata.uid)]
+    own = [child for child in cache.children(key) if belongs(child, pool.metadata.name, pool.metadata.uid)]
     children = tuple(memory.with_settled(key, child) for child in own)
     return Observed(pool, children, cache.pods(key), memory.refusals(key))
 
 
-def owned(child: Child, uid: str) -> bool:
-    """Return whether the pool with ``uid`` owns the child."""
-    return any(owner.get("uid") == uid for owner in child.content["metadata"]["ownerReferences"])
+def belongs(child: Child, pool: str, uid: str) -> bool:
+    """Return whether a child is the pool's: owned by it, or labelled as its own and owned by nobody."""
+    owners = [owner for owner in child.content["metadata"]["ownerReferences"] if owner.get("controller")]
+    if owners:
+        return any(owner.get("uid") == uid for owner in owners)
+    return child.label(protocol.LABEL_MANAGED_BY) == protocol.MANAGED_BY and child.label(protocol.LABEL_POOL) == pool

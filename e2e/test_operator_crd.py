@@ -1,0 +1,357 @@
+"""The CRD on a real API server: every rule lets the right manifest through and refuses the wrong one by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from twinpool.core import protocol
+from twinpool.core.crd import custom_resource_definition
+from twinpool.core.spec import InferencePool
+from twinpool.core.units import BYTES_PATTERN, CPU_PATTERN, DURATION_PATTERN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from twinpool.localcluster.cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+CRD = f"{protocol.PLURAL}.{protocol.GROUP}"
+#: A namesake of the Gateway API Inference Extension, as far as names go.
+NAMESAKE = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "inferencepools.inference.networking.k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, a stand-in for tests"},
+    },
+    "spec": {
+        "group": "inference.networking.k8s.io",
+        "scope": "Namespaced",
+        "names": {
+            "kind": "InferencePool",
+            "plural": "inferencepools",
+            "singular": "inferencepool",
+            "shortNames": ["infpool"],
+        },
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def api(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with the CRD, and with a namesake of another group beside it."""
+    cluster.kubectl("apply", "--server-side", "-f", str(Path(__file__).parents[1] / "crds"))
+    cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(NAMESAKE))
+    for name in (CRD, NAMESAKE["metadata"]["name"]):
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+    yield cluster
+    cluster.kubectl("delete", "crd", NAMESAKE["metadata"]["name"])
+
+
+def manifest(name: str, **spec: Any) -> dict[str, Any]:
+    body = {"model": {"name": "acme/model"}, "decode": {}, **spec}
+    return {"apiVersion": protocol.API_VERSION, "kind": protocol.KIND, "metadata": {"name": name}, "spec": body}
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """Return ``{a: {b: value}}`` for the path ``a.b``."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return value
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule by its place in the schema, a manifest that it accepts, one that it refuses, and what it then says."""
+
+    path: str
+    good: dict[str, Any]
+    bad: dict[str, Any]
+    words: tuple[str, ...]
+    names: tuple[str, str] = ("", "")
+    extra: tuple[dict[str, Any], ...] = field(default=())
+
+
+ARGS = ["--enforce-eager", "--max-num-seqs=8"]
+COLLIDING = [
+    "--model=x",
+    "--tensor-parallel-size",
+    "--tensor_parallel_size=2",
+    "-tp",
+    "--kv-transfer-config.kv_role=kv_both",
+    "--port=1",
+]
+COLLIDING_ENV = ["POD_IP", "VLLM_HOST_IP", "TWINPOOL_ANYTHING"]
+
+
+def role_cases(role: str) -> list[Case]:
+    tensor = (f"spec.{role}.parallelism.tensor", "must divide resources.gpu.perNode")
+    return [
+        Case(
+            f".spec.{role}",
+            {role: {"parallelism": {"tensor": 4}}},
+            {role: {"parallelism": {"tensor": 3}}},
+            tensor,
+            extra=(
+                {role: {"parallelism": {"tensor": 16}}},
+                {role: {"parallelism": {"tensor": 2}, "resources": {"gpu": {"perNode": 0}}}},
+            ),
+        ),
+        *argument_cases(f"{role}.engine"),
+        *unit_cases(f"{role}.resources.cpu", ["4", "0.5", "500m"], ["two", "4 ", "-1"]),
+        *unit_cases(f"{role}.resources.memory", ["25Gi", "16"], ["25GB ", "25GB", "Gi", "0Gi"]),
+        *unit_cases(f"{role}.resources.shm", ["8Gi"], ["8 Gi"]),
+        *unit_cases(f"{role}.startupTimeout", ["30m"], ["800", "1.5h", "0s"]),
+        *unit_cases(f"{role}.drainTimeout", ["800ms"], ["800"]),
+    ]
+
+
+def argument_cases(engine: str) -> list[Case]:
+    args, env = f"{engine}.args", f"{engine}.env"
+    return [
+        Case(
+            f".spec.{args}",
+            nested(args, ARGS),
+            nested(args, [*ARGS, COLLIDING[0]]),
+            (f"spec.{args}", "is set by Twinpool"),
+            extra=tuple(nested(args, [flag]) for flag in COLLIDING),
+        ),
+        Case(
+            f".spec.{env}[].name",
+            nested(env, [{"name": "A", "value": "1"}]),
+            nested(env, [{"name": COLLIDING_ENV[0], "value": "1"}]),
+            (f"spec.{env}[0].name", "is set by Twinpool"),
+            extra=tuple(nested(env, [{"name": name}]) for name in COLLIDING_ENV),
+        ),
+    ]
+
+
+def unit_cases(path: str, good: list[str], bad: list[str]) -> list[Case]:
+    words = (f"spec.{path}", "must be")
+    (first, *others) = bad
+    made = [Case(f".spec.{path}", nested(path, value), nested(path, first), words) for value in good]
+    return [*made, Case(f".spec.{path}", nested(path, good[0]), nested(path, first), words, extra=_all(path, others))]
+
+
+def _all(path: str, values: list[str]) -> tuple[dict[str, Any], ...]:
+    return tuple(nested(path, value) for value in values)
+
+
+CASES: list[Case] = [
+    Case("", {}, {}, ("metadata.name", "at most 37"), names=("a" * 37, "a" * 38)),
+    Case("", {}, {}, ("metadata.name", "start with a letter"), names=("a-1", "1-a")),
+    Case(
+        ".spec.model",
+        {"model": {"name": "m", "revision": "main"}},
+        {"model": {"name": "m", "revision": "main", "source": "pvc://claim/m"}},
+        ("spec.model.revision", "Hugging Face hub"),
+    ),
+    Case(".spec.model.name", {"model": {"name": "org/m-1.0_x:y"}}, {"model": {"name": "-m"}}, ("spec.model.name",)),
+    Case(
+        ".spec.model.source",
+        {"model": {"name": "m", "source": "file:///data/m"}},
+        {"model": {"name": "m", "source": "s3://bucket/m"}},
+        ("spec.model.source", "hf://ORG/NAME"),
+        extra=({"model": {"name": "m", "source": "file://m/x"}}, {"model": {"name": "m", "source": "pvc:///x"}}),
+    ),
+    *argument_cases("engine"),
+    *role_cases("prefill"),
+    *role_cases("decode"),
+    *unit_cases("objectives.ttft", ["800ms"], ["800"]),
+    *unit_cases("objectives.itl", ["40ms"], ["40 ms"]),
+    *unit_cases("routing.resources.cpu", ["1"], ["one"]),
+    *unit_cases("routing.resources.memory", ["512Mi"], ["512MB"]),
+]
+
+
+def rules() -> list[tuple[str, str]]:
+    """Return place and text of every rule for what users write."""
+    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    found: list[tuple[str, str]] = []
+
+    def walk(node: Any, path: str) -> None:
+        found.extend((path, entry["rule"]) for entry in node.get("x-kubernetes-validations", ()))
+        for name, inner in node.get("properties", {}).items():
+            walk(inner, f"{path}.{name}")
+        if "items" in node:
+            walk(node["items"], f"{path}[]")
+
+    walk(schema, "")
+    return [entry for entry in found if not entry[0].startswith(".status")]
+
+
+def dry_run(cluster: Cluster, namespace: str, manifests: list[dict[str, Any]]) -> tuple[str, str]:
+    """Let the API server judge manifests without storing them; return what kubectl said on both channels."""
+    text = yaml.safe_dump_all(manifests)
+    done = cluster.kubectl(
+        "-n", namespace, "apply", "--dry-run=server", "-f", "-", input=text, check=False, timeout=120
+    )
+    return done.stdout, done.stderr
+
+
+def test_every_rule_has_a_case() -> None:
+    places = [path for path, _ in rules()]
+    for path in places:
+        assert sum(case.path == path for case in CASES) >= places.count(path), f"no case for the rule at {path}"
+
+
+def test_every_rule_accepts_what_is_right(api: Cluster, namespace: str) -> None:
+    names = [case.names[0] or f"good-{n}" for n, case in enumerate(CASES)]
+    said, complained = dry_run(
+        api, namespace, [manifest(name, **case.good) for name, case in zip(names, CASES, strict=True)]
+    )
+    assert complained == ""
+    assert said.count("created (server dry run)") == len(CASES)
+
+
+def test_every_rule_refuses_what_is_wrong_and_names_the_field(api: Cluster, namespace: str) -> None:
+    wrong = [
+        (case.names[1] or f"bad-{n}-{m}", spec, case.words)
+        for n, case in enumerate(CASES)
+        for m, spec in enumerate((case.bad, *case.extra))
+    ]
+    said, complained = dry_run(api, namespace, [manifest(name, **spec) for name, spec, _ in wrong])
+    assert said == ""
+    by_name = {text.split('"', 1)[0]: text for text in complained.split('The InferencePool "')[1:]}
+    for name, spec, words in wrong:
+        assert all(word in by_name.get(name, "") for word in words), f"{spec}: {by_name.get(name)}"
+
+
+def test_one_violation_gives_one_message(api: Cluster, namespace: str) -> None:
+    _, complained = dry_run(api, namespace, [manifest("one", objectives={"ttft": "800"})])
+    assert complained.count("spec.objectives.ttft") == 1
+
+
+def test_a_colliding_flag_is_named(api: Cluster, namespace: str) -> None:
+    _, complained = dry_run(api, namespace, [manifest("one", engine={"args": ["--ok", "--served_model_name=x"]})])
+    assert "--served_model_name=x is set by Twinpool" in complained
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"decode": {"replica": 2}}, 'unknown field "spec.decode.replica"'),
+        ({"engine": {"kind": "vllm", "sglang": True}}, 'unknown field "spec.engine.sglang"'),
+        ({"decode": None}, "spec.decode"),
+        ({"model": {}}, "spec.model.name"),
+        ({"engine": {"kind": "tgi"}}, 'supported values: "vllm", "simulated"'),
+        ({"decode": {"replicas": -1}}, "spec.decode.replicas"),
+        ({"decode": {"replicas": "2"}}, "spec.decode.replicas"),
+    ],
+)
+def test_kubectl_refuses_and_names_the_field(api: Cluster, namespace: str, spec: dict[str, Any], words: str) -> None:
+    given_spec = manifest("one", **spec)
+    given_spec["spec"] = {key: value for key, value in given_spec["spec"].items() if value is not None}
+    said, complained = dry_run(api, namespace, [given_spec])
+    assert said == ""
+    assert words.lower() in complained.lower()
+
+
+def test_prefill_without_decode_is_refused(api: Cluster, namespace: str) -> None:
+    lonely = manifest("one", prefill={})
+    del lonely["spec"]["decode"]
+    _, complained = dry_run(api, namespace, [lonely])
+    assert "spec.decode: Required value" in complained
+
+
+def test_a_namesake_of_another_group_changes_nothing(api: Cluster, namespace: str) -> None:
+    api.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(manifest("mine")))
+    other = {"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": "other"}}
+    api.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(other))
+    for word in (protocol.SHORT_NAME, CRD):
+        found = api.json("-n", namespace, "get", word)["items"]
+        assert [(item["apiVersion"], item["metadata"]["name"]) for item in found] == [(protocol.API_VERSION, "mine")]
+    api.kubectl("-n", namespace, "delete", protocol.SHORT_NAME, "mine", "--timeout=20s")
+
+
+def test_the_table_shows_what_the_status_says(api: Cluster, namespace: str) -> None:
+    api.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(manifest("table", prefill={"replicas": 0})))
+    header, line = api.kubectl("-n", namespace, "get", protocol.SHORT_NAME).stdout.splitlines()
+    assert header.split() == ["NAME", "MODEL", "PREFILL", "DECODE", "RATIO", "REVISION", "ROUTER", "READY", "AGE"]
+    assert line.split()[:2] == ["table", "acme/model"]
+    api.kubectl("-n", namespace, "delete", protocol.SHORT_NAME, "table", "--timeout=20s")
+
+
+def test_explain_knows_every_field(api: Cluster) -> None:
+    text = api.kubectl("explain", f"{CRD}.spec.decode", "--recursive").stdout
+    assert "podTemplate" in text
+    assert "drainTimeout" in text
+
+
+NAMES = st.from_regex(r"\A[a-z][a-z0-9]{0,8}\Z")
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
+MAPS = st.dictionaries(NAMES, TEXT, max_size=3)
+
+
+def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+def pattern(text: str) -> st.SearchStrategy[str]:
+    return st.from_regex(f"\\A{text.strip('^$')}\\Z", alphabet=st.characters(codec="ascii"))
+
+
+ENVIRONMENT = st.lists(
+    st.fixed_dictionaries({"name": NAMES}, optional={"value": TEXT}), max_size=3, unique_by=lambda item: item["name"]
+)
+ENGINE = {"args": st.lists(NAMES.map("--x-{}".format), max_size=3), "env": ENVIRONMENT}
+ROLE = optional(
+    replicas=st.integers(0, 1000),
+    parallelism=st.sampled_from([1, 2, 4, 8]).map(lambda count: {"tensor": count}),
+    resources=optional(cpu=pattern(CPU_PATTERN), memory=pattern(BYTES_PATTERN), shm=pattern(BYTES_PATTERN)),
+    engine=optional(image=NAMES, **ENGINE),
+    serviceAccountName=NAMES,
+    scheduling=optional(
+        nodeSelector=MAPS,
+        tolerations=st.lists(optional(key=NAMES, operator=st.sampled_from(["Exists", "Equal"])), max_size=2),
+        priorityClassName=NAMES,
+    ),
+    startupTimeout=pattern(DURATION_PATTERN),
+    drainTimeout=pattern(DURATION_PATTERN),
+    podTemplate=optional(metadata=optional(annotations=MAPS), spec=optional(hostNetwork=st.booleans())),
+)
+SPEC = st.fixed_dictionaries(
+    {"model": st.fixed_dictionaries({"name": NAMES}, optional={"maxModelLen": st.integers(1, 10**8)}), "decode": ROLE},
+    optional={
+        "prefill": ROLE,
+        "engine": optional(kind=st.sampled_from(["vllm", "simulated"]), python=NAMES, **ENGINE),
+        "objectives": optional(ttft=pattern(DURATION_PATTERN), percentile=st.integers(50, 99)),
+        "routing": optional(
+            replicas=st.integers(0, 64),
+            policy=st.sampled_from(["least-load", "round-robin", "random"]),
+            service=optional(port=st.integers(1, 65535), annotations=MAPS),
+        ),
+    },
+)
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(specs=st.lists(SPEC, min_size=12, max_size=12))
+def test_a_pool_survives_the_api_server(api: Cluster, namespace: str, specs: list[dict[str, Any]]) -> None:
+    """Model, manifest, API server and back again: nothing is lost and nothing is invented."""
+    pools = [InferencePool.model_validate(manifest(f"p{n}", **spec)) for n, spec in enumerate(specs)]
+    text = yaml.safe_dump_all([pool.to_manifest() for pool in pools], allow_unicode=True)
+    # Stored for a moment only: nobody should begin to serve them.
+    done = api.kubectl("-n", namespace, "create", "--dry-run=server", "-o", "json", "-f", "-", input=text, timeout=120)
+    items = json.loads(done.stdout)["items"]
+    read = [InferencePool.model_validate(item) for item in items]
+    assert [pool.spec for pool in read] == [pool.spec for pool in pools]
