@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.harness import registry, report, runner
 from rich.console import Console
 
+from bench.harness import registry, report, runner
 from twinpool.core.errors import TwinpoolError
 
 if TYPE_CHECKING:

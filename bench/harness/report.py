@@ -11,8 +11,9 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.harness.figures import Figures
     from rich.console import Console
+
+    from bench.harness.figures import Figures
 
 
 def machine() -> dict[str, Any]:

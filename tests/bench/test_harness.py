@@ -6,13 +6,13 @@ import os
 import sys
 
 import pytest
+
 from bench import __main__ as command
 from bench.harness import registry, report, runner
 from bench.harness.cell import Bar, Cell, Pair
 from bench.harness.cpu import ProcessTimes, cpu_seconds, parse_stat, tree_ticks
 from bench.harness.figures import figures
 from bench.harness.server import ServerFailed, free_port, started
-
 from twinpool.core.errors import TwinpoolError
 
 
