@@ -1,0 +1,84 @@
+"""An engine that does nothing: parameters for a prefill leg, a fixed stream for everything else.
+
+``python -m bench.router.backend PORT CHUNKS``. It answers ``/health`` and ``/v1/models`` for routers that ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import cast
+
+import httptools
+import uvloop
+
+_PARAMS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [list(range(16))],
+    "remote_engine_id": "bench",
+    "remote_request_id": "bench",
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+}
+
+
+def _json_answer(document: object) -> bytes:
+    body = json.dumps(document).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def _stream(chunks: int) -> list[bytes]:
+    event = b'data: {"id":"cmpl-bench","object":"text_completion","choices":[{"index":0,"text":" token"}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    return [head, *[b"%x\r\n%b\r\n" % (len(event), event)] * chunks, b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"]
+
+
+_PREFILL = _json_answer({"id": "bench", "choices": [{"index": 0, "text": " t"}], "kv_transfer_params": _PARAMS})
+_OTHER = _json_answer({"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+
+class Backend(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, stream: list[bytes]) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._stream = stream
+        self._body = b""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse."""
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        """Called by httptools."""
+        self._body = b""
+
+    def on_body(self, body: bytes) -> None:
+        """Called by httptools."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """Answer."""
+        if not self._body:
+            self._transport.write(_OTHER)
+        elif b'"do_remote_decode":true' in self._body.replace(b" ", b""):
+            self._transport.write(_PREFILL)
+        else:
+            self._transport.writelines(self._stream)
+
+
+async def _serve(port: int, chunks: int) -> None:
+    stream = _stream(chunks)
+    server = await asyncio.get_running_loop().create_server(lambda: Backend(stream), "127.0.0.1", port)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))
