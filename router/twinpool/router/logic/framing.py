@@ -23,6 +23,12 @@ _ONCE: Final = frozenset({b"content-length", b"transfer-encoding", b"content-typ
 _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"upgrade"})
 
 
+#: Sizes of chunks by their size line, once it was found well-formed; the same few come again and again.
+_SIZES: dict[bytes, int] = {}
+_MEMO_LINE: Final = 5
+_MEMO_SIZE: Final = 4096
+
+
 class FramingError(TwinpoolError):
     """The engine's bytes are not the HTTP that Twinpool accepts."""
 
@@ -146,6 +152,8 @@ class Body:
 
     def _feed_chunks(self, data: bytes, position: int) -> int:
         size = len(data)
+        if not self._line and self._trailer < 0:
+            position = self._whole_chunks(data, position, size)
         while True:
             if self._left:
                 position = self._skip(data, position)
@@ -174,6 +182,28 @@ class Body:
                 if self._trailer > _MAX_TRAILER:
                     raise FramingError("the engine sent too many trailers")
 
+    def _whole_chunks(self, data: bytes, position: int, size: int) -> int:
+        """Pass over chunks that end in this piece and whose size line was seen before: nearly all of a stream.
+
+        Return where the careful way has to go on.
+        """
+        left = self._left
+        while left != 1:
+            end = position + left
+            if end > size:
+                break
+            if left:
+                if data[end - 2 : end] != b"\r\n":
+                    raise FramingError("the engine's chunk is longer than its size says")
+                position, left = end, 0
+            newline = data.find(b"\r\n", position, position + _MEMO_LINE + 2)
+            known = _SIZES.get(data[position:newline]) if newline > 0 else None
+            if known is None:
+                break
+            position, left = newline + 2, known + 2
+        self._left = left
+        return position
+
     def _skip(self, data: bytes, position: int) -> int:
         """Pass over the present chunk and check the CRLF after it."""
         take = min(len(data) - position, self._left)
@@ -195,6 +225,8 @@ class Body:
         size = int(match.group(1), 16)
         if size:
             self._left = size + 2
+            if len(line) <= _MEMO_LINE and len(_SIZES) < _MEMO_SIZE:
+                _SIZES[line] = size
         else:
             self._trailer = 0
 

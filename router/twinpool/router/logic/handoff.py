@@ -14,9 +14,8 @@ A request that is not split uses the same states without the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from twinpool.core.protocol import KV_LEASE_SECONDS
 
@@ -61,8 +60,7 @@ class Do(Enum):
     FINISH = "the answer is complete"
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """Where a request is and what was tried. ``reason`` says why a request that could be split was not."""
 
     phase: Phase
@@ -96,9 +94,9 @@ def no_prefill(state: State) -> Step:
 def prefill_failed(state: State, reason: str) -> Step:
     """A prefill leg brought no parameters: connection, status 5xx or 429, time-out, or an answer without any."""
     failures = state.prefill_failures + 1
-    state = replace(state, prefill_failures=failures, reason=reason)
+    state = state._replace(prefill_failures=failures, reason=reason)
     if failures < PREFILL_TRIES and state.prefills < PREFILL_LIMIT:
-        return replace(state, prefills=state.prefills + 1), (Do.START_PREFILL,)
+        return state._replace(prefills=state.prefills + 1), (Do.START_PREFILL,)
     return _whole(state, reason)
 
 
@@ -109,8 +107,7 @@ def prefill_refused(state: State) -> Step:
 
 def prefill_answered(state: State, now: float) -> Step:
     """Prefill is done and its parameters are at hand."""
-    held = replace(
-        state,
+    held = state._replace(
         phase=Phase.CONNECT,
         decodes=state.decodes + 1,
         holding=True,
@@ -125,26 +122,26 @@ def decode_connected(state: State, now: float, prefill_lives: bool) -> Step:
     """A connection to a decode worker is open."""
     fresh = state.holding and now < state.usable_until and prefill_lives
     if state.phase is Phase.RELEASE:
-        done = replace(state, phase=Phase.DONE, holding=False)
+        done = state._replace(phase=Phase.DONE, holding=False)
         if fresh:
-            return replace(done, handed_off=True), (Do.SEND_WITH_PARAMS, Do.RELEASE_LEG)
+            return done._replace(handed_off=True), (Do.SEND_WITH_PARAMS, Do.RELEASE_LEG)
         return done, (Do.FORGET_PARAMS, Do.DROP_LEG)
     if fresh:
-        return replace(state, phase=Phase.WAIT, holding=False, handed_off=True), (Do.SEND_WITH_PARAMS,)
+        return state._replace(phase=Phase.WAIT, holding=False, handed_off=True), (Do.SEND_WITH_PARAMS,)
     if not state.holding:
-        return replace(state, phase=Phase.WAIT, handed_off=False), (Do.SEND_WHOLE,)
+        return state._replace(phase=Phase.WAIT, handed_off=False), (Do.SEND_WHOLE,)
     reason = "prefill_gone" if not prefill_lives else "lease"
-    stale = replace(state, holding=False, reason=reason)
+    stale = state._replace(holding=False, reason=reason)
     if stale.prefills < PREFILL_LIMIT:
-        again = replace(stale, phase=Phase.PREFILL, prefills=stale.prefills + 1, decodes=stale.decodes - 1)
+        again = stale._replace(phase=Phase.PREFILL, prefills=stale.prefills + 1, decodes=stale.decodes - 1)
         return again, (Do.FORGET_PARAMS, Do.DROP_LEG, Do.START_PREFILL)
-    return replace(stale, phase=Phase.WAIT, handed_off=False), (Do.FORGET_PARAMS, Do.SEND_WHOLE)
+    return stale._replace(phase=Phase.WAIT, handed_off=False), (Do.FORGET_PARAMS, Do.SEND_WHOLE)
 
 
 def no_decode(state: State) -> Step:
     """There is no decode worker at all."""
     forget = (Do.FORGET_PARAMS,) if state.holding else ()
-    done = replace(state, phase=Phase.DONE, holding=False)
+    done = state._replace(phase=Phase.DONE, holding=False)
     if state.phase is Phase.RELEASE:
         return done, forget
     return done, (*forget, Do.ANSWER_UNAVAILABLE)
@@ -153,7 +150,7 @@ def no_decode(state: State) -> Step:
 def decode_failed(state: State) -> Step:
     """The decode leg is gone before its answer began (not connected, closed, or malformed)."""
     if state.phase is Phase.RELEASE:
-        return replace(state, phase=Phase.DONE, holding=False), (Do.FORGET_PARAMS,)
+        return state._replace(phase=Phase.DONE, holding=False), (Do.FORGET_PARAMS,)
     return _decode_again(state) or _give_up(state)
 
 
@@ -167,32 +164,32 @@ def decode_head(state: State, status: int, others: bool) -> Step:
         again = _whole(state, "decode_error")
     if again is not None:
         return again[0], (Do.DROP_LEG, *again[1])
-    return replace(state, phase=Phase.RELAY), (Do.RELAY,)
+    return state._replace(phase=Phase.RELAY), (Do.RELAY,)
 
 
 def decode_ended(state: State) -> Step:
     """The answer was passed on to its end."""
-    return replace(state, phase=Phase.DONE), (Do.FINISH,)
+    return state._replace(phase=Phase.DONE), (Do.FINISH,)
 
 
 def decode_died(state: State) -> Step:
     """The decode leg is gone in the middle of its answer."""
-    return replace(state, phase=Phase.DONE), (Do.BREAK,)
+    return state._replace(phase=Phase.DONE), (Do.BREAK,)
 
 
 def client_gone(state: State) -> Step:
     """The client closed its connection."""
     if state.phase is Phase.CONNECT and state.holding:
-        return replace(state, phase=Phase.RELEASE), ()
-    done = replace(state, phase=Phase.DONE)
+        return state._replace(phase=Phase.RELEASE), ()
+    done = state._replace(phase=Phase.DONE)
     if state.phase is Phase.WAIT and state.handed_off:
         return done, (Do.RELEASE_LEG,)
     return done, (Do.DROP_LEG,)
 
 
 def _whole(state: State, reason: str) -> Step:
-    local = replace(
-        state, phase=Phase.CONNECT, decodes=state.decodes + 1, holding=False, handed_off=False, reason=reason
+    local = state._replace(
+        phase=Phase.CONNECT, decodes=state.decodes + 1, holding=False, handed_off=False, reason=reason
     )
     return local, (Do.START_DECODE,)
 
@@ -202,13 +199,13 @@ def _decode_again(state: State) -> Step | None:
     if state.decodes >= DECODE_TRIES:
         return None
     if state.handed_off and state.prefills < PREFILL_LIMIT:
-        again = replace(state, phase=Phase.PREFILL, prefills=state.prefills + 1, handed_off=False)
+        again = state._replace(phase=Phase.PREFILL, prefills=state.prefills + 1, handed_off=False)
         return again, (Do.START_PREFILL,)
     if state.handed_off:
         return _whole(state, "decode_failed")
-    return replace(state, phase=Phase.CONNECT, decodes=state.decodes + 1), (Do.START_DECODE,)
+    return state._replace(phase=Phase.CONNECT, decodes=state.decodes + 1), (Do.START_DECODE,)
 
 
 def _give_up(state: State) -> Step:
     forget = (Do.FORGET_PARAMS,) if state.holding else ()
-    return replace(state, phase=Phase.DONE, holding=False), (*forget, Do.ANSWER_FAILED)
+    return state._replace(phase=Phase.DONE, holding=False), (*forget, Do.ANSWER_FAILED)

@@ -34,8 +34,8 @@ class ClientConnection(asyncio.Protocol):
     """Serves one connection; implements :class:`twinpool.router.shell.exchange.Client`."""
 
     __slots__ = (
-        "_clients", "_close", "_ended", "_exchange", "_held", "_in_head", "_models", "_parser", "_paused", "_pending",
-        "_pending_bytes", "_pool", "_reading", "_refusal", "_route", "_transport", "deadline",
+        "_clients", "_close", "_ended", "_exchange", "_head", "_held", "_in_head", "_models", "_parser", "_paused",
+        "_pending", "_pending_bytes", "_pool", "_reading", "_refusal", "_route", "_transport", "deadline",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, clients: set[ClientConnection], models: bytes) -> None:
@@ -53,6 +53,7 @@ class ClientConnection(asyncio.Protocol):
         #: No further request is read; the rest is thrown away until the client closes.
         self._ended = False
         self._in_head = False
+        self._head = b""
         self._paused = False
         self._reading = True
         #: Bytes of bodies accounted for in the pool.
@@ -119,16 +120,18 @@ class ClientConnection(asyncio.Protocol):
     # What the exchange wants (twinpool.router.shell.exchange.Client).
 
     def begin(self, head: bytes, request_id: bytes | None) -> None:
-        """Send an answer's head."""
+        """Keep an answer's head until :meth:`write`, which follows at once: one system call for both."""
         extra = b"" if request_id is None else b"x-request-id: " + request_id + b"\r\n"
         if self._closing():
             extra += b"Connection: close\r\n"
-        self._transport.write(head + extra + b"\r\n")
+        self._head = head + extra + b"\r\n"
         if self._paused and self._exchange is not None:
             self._exchange.pause()
 
     def write(self, data: bytes) -> None:
-        """Send a piece of the answer."""
+        """Send a piece of the answer, behind its head if that was not sent yet."""
+        if self._head:
+            data, self._head = self._head + data, b""
         self._transport.write(data)
 
     def finish(self, *, close: bool) -> None:

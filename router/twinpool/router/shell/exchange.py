@@ -38,7 +38,7 @@ class Client(Protocol):
     """The connection on which the answer is wanted."""
 
     def begin(self, head: bytes, request_id: bytes | None) -> None:
-        """Send an answer's head; the request id only when the engine sent none."""
+        """Take an answer's head, sent with the piece that follows; the request id only when the engine sent none."""
 
     def write(self, data: bytes) -> None:
         """Send a piece of the answer, framing included."""
@@ -152,7 +152,7 @@ class Exchange:
 
     def decode_body(self, data: bytes) -> None:
         """A piece of the answer."""
-        if self._first:
+        if self._first and data:
             self._first = False
             waited = self.pool.clock() - self._call.started
             self.pool.numbers.observe("twinpool_router_time_to_first_token_seconds", waited, (self._call.route.value,))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from twinpool.router.settings import Limits
 
 
+#: A body up to this many bytes is copied behind its head, which is cheaper than a second buffer.
+_JOIN_BELOW = 16 * 1024
+
+
 class Leg(Protocol):
     """Who waits for an engine's answer. Exactly one of ``on_end`` and ``on_lost`` ends it, unless the leg aborts."""
 
@@ -25,7 +29,7 @@ class Leg(Protocol):
         """The answer begins."""
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the answer, framing included."""
+        """A piece of the answer, framing included; it follows every head at once, empty when nothing came yet."""
 
     def on_end(self) -> None:
         """The answer is complete; the connection is no longer this leg's."""
@@ -64,7 +68,10 @@ class Upstream(asyncio.Protocol):
         self._leg = leg
         self._body = None
         self._buffer = b""
-        self.transport.writelines((head, body))
+        if len(body) < _JOIN_BELOW:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
 
     def abort(self) -> None:
         """Close at once; nothing more is reported to the leg."""
@@ -77,21 +84,22 @@ class Upstream(asyncio.Protocol):
         if leg is None:
             self.transport.abort()
             return
-        start = 0
+        start, begins = 0, self._body is None
         try:
-            if self._body is None:
+            if begins:
                 data, start = self._take_head(leg, data)
                 if self._leg is not leg or self._body is None:
                     return
+            assert self._body is not None
             end = self._body.feed(data, start)
         except FramingError:
             self._lose(None)
             return
         if end < 0:
-            if start < len(data):
+            if start < len(data) or begins:
                 leg.on_body(data[start:] if start else data)
             return
-        if end > start:
+        if end > start or begins:
             leg.on_body(data if start == 0 and end == len(data) else data[start:end])
             if self._leg is not leg:
                 return
