@@ -61,10 +61,11 @@ def _merge_value(field: str, base: Any, over: Any) -> Any:
 
 
 def _merge_list(field: str, base: list[Any], over: list[Any]) -> list[Any]:
-    keys = [merge_key(field, entry) for entry in (*base, *over)]
-    if None in keys:
+    if any(merge_key(field, entry) is None for entry in over):
         return list(over)
     result = {merge_key(field, entry): entry for entry in base}
+    if None in result:
+        result = {}
     for entry in over:
         key = merge_key(field, entry)
         result[key] = merge(result.get(key, {}), entry)

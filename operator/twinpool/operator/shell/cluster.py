@@ -40,6 +40,9 @@ STATUS_MANAGER = "twinpool/status"
 #: Seconds for one request.
 TIMEOUT = 10.0
 
+_INVALID = 422
+_UNKNOWN_FIELD = "field not declared in schema"
+
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
@@ -161,7 +164,9 @@ class Cluster:
             raise ApiRefused(0, f"{type(error).__name__}: {error}") from error
         self._metrics.api_requests.labels(verb, str(response.status)).inc()
         if response.status >= 400:
-            raise ApiRefused(response.status, _reason(text))
+            reason = _reason(text)
+            # An applied object with a field that does not exist is the writer's mistake, but answered with 500.
+            raise ApiRefused(_INVALID if _UNKNOWN_FIELD in reason else response.status, reason)
         answer: dict[str, Any] = json.loads(text)
         return answer
 

@@ -1,0 +1,129 @@
+"""What goes over the wire to the API server, and what its answers are taken for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio import client
+
+from twinpool.operator.shell.cluster import ApiRefused, Cluster
+from twinpool.operator.shell.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+POD = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "s", "namespace": "n"}}
+
+
+class ApiServer:
+    """Answers every request with what the test says, and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.answer: tuple[int, Any] = (200, {"ok": True})
+        self.requests: list[tuple[str, str, dict[str, str], Any]] = []
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        headers = {"type": request.headers.get("Content-Type", ""), "auth": request.headers.get("Authorization", "")}
+        self.requests.append((request.method, request.path_qs, headers, body))
+        status, answer = self.answer
+        if isinstance(answer, str):
+            return web.Response(status=status, text=answer)
+        return web.json_response(answer, status=status)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[ApiServer, Cluster, Metrics]]:
+    api, metrics = ApiServer(), Metrics()
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", api.handle)
+    async with TestServer(application) as listening:
+        settings = client.Configuration(host=str(listening.make_url("")).rstrip("/"))
+        settings.api_key["BearerToken"] = "bearer secret"
+        cluster = Cluster(settings, metrics)
+        yield api, cluster, metrics
+        await cluster.close()
+
+
+async def test_apply_is_server_side_forced_and_strict(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, metrics = server
+    assert await cluster.apply(POD) == {"ok": True}
+    ((verb, path, headers, body),) = api.requests
+    assert verb == "PATCH"
+    assert path.startswith("/apis/apps/v1/namespaces/n/statefulsets/s?")
+    assert {"fieldManager=twinpool/reconciler", "fieldValidation=Strict", "force=true"} <= set(
+        path.partition("?")[2].replace("%2F", "/").split("&")
+    )
+    assert headers == {"type": "application/apply-patch+yaml", "auth": "bearer secret"}
+    assert body == POD
+    name, labels = "twinpool_operator_api_requests_total", {"verb": "PATCH", "code": "200"}
+    assert metrics.registry.get_sample_value(name, labels) == 1
+
+
+async def test_the_status_has_a_manager_of_its_own(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, _ = server
+    await cluster.apply_status("n", "p", "u", {"revision": "r"})
+    ((_, path, _, body),) = api.requests
+    assert path.startswith("/apis/serving.twinpool.dev/v1alpha1/namespaces/n/inferencepools/p/status?")
+    assert "twinpool/status" in path.replace("%2F", "/")
+    assert (body["metadata"]["uid"], body["status"]) == ("u", {"revision": "r"})
+
+
+async def test_a_delete_carries_what_was_observed(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, _ = server
+    await cluster.delete("Service", "n", "s", "u", "7")
+    ((verb, _, _, body),) = api.requests
+    assert verb == "DELETE"
+    assert body["preconditions"] == {"uid": "u", "resourceVersion": "7"}
+
+
+async def test_a_merge_is_not_forced(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, _ = server
+    await cluster.merge("StatefulSet", "n", "s", {"spec": {"replicas": 0}})
+    ((_, path, headers, _),) = api.requests
+    assert "force" not in path
+    assert headers["type"] == "application/merge-patch+json"
+
+
+async def test_lists_say_whether_there_is_anything(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, _ = server
+    api.answer = (200, {"items": []})
+    assert not await cluster.any("InferencePool", "")
+    api.answer = (200, {"items": [{}]})
+    assert await cluster.any("InferencePool", "n")
+    assert api.requests[1][1] == "/apis/serving.twinpool.dev/v1alpha1/namespaces/n/inferencepools?limit=1"
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "code", "message"),
+    [
+        (409, {"message": "conflict"}, 409, "conflict"),
+        (503, "<html>busy</html>", 503, "<html>busy</html>"),
+        (502, "", 502, "no reason was given"),
+        (500, ["odd"], 500, '["odd"]'),
+        (500, {"message": ".spec.x: field not declared in schema"}, 422, ".spec.x: field not declared in schema"),
+    ],
+)
+async def test_refusals(
+    server: tuple[ApiServer, Cluster, Metrics], status: int, answer: Any, code: int, message: str
+) -> None:
+    api, cluster, _ = server
+    api.answer = (status, answer)
+    with pytest.raises(ApiRefused) as caught:
+        await cluster.create("Lease", "n", {"spec": {}})
+    assert (caught.value.code, caught.value.message) == (code, message)
+    assert str(code) in str(caught.value)
+
+
+async def test_no_answer_is_counted_and_named() -> None:
+    metrics = Metrics()
+    cluster = Cluster(client.Configuration(host="http://127.0.0.1:1"), metrics)
+    with pytest.raises(ApiRefused) as caught:
+        await cluster.get("Lease", "n", "l")
+    await cluster.close()
+    assert caught.value.code == 0
+    name, labels = "twinpool_operator_api_requests_total", {"verb": "GET", "code": "error"}
+    assert metrics.registry.get_sample_value(name, labels) == 1
