@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from email.utils import formatdate
 from typing import cast
 
 import httptools
@@ -24,14 +25,14 @@ _PARAMS = {
 }
 
 
-def _json_answer(document: object) -> bytes:
+def _json_answer(document: object) -> list[bytes]:
     body = json.dumps(document).encode()
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    return [b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)]
 
 
 def _stream(chunks: int) -> list[bytes]:
     event = b'data: {"id":"cmpl-bench","object":"text_completion","choices":[{"index":0,"text":" token"}]}\n\n'
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     return [head, *[b"%x\r\n%b\r\n" % (len(event), event)] * chunks, b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"]
 
 
@@ -67,11 +68,16 @@ class Backend(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Answer."""
         if not self._body:
-            self._transport.write(_OTHER)
+            self._answer(_OTHER)
         elif b'"do_remote_decode":true' in self._body.replace(b" ", b""):
-            self._transport.write(_PREFILL)
+            self._answer(_PREFILL)
         else:
-            self._transport.writelines(self._stream)
+            self._answer(self._stream)
+
+    def _answer(self, rest: list[bytes]) -> None:
+        """Send a head as uvicorn writes it, new every second, and the rest."""
+        date = formatdate(usegmt=True).encode()
+        self._transport.writelines([b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\n" % date, *rest])
 
 
 async def _serve(port: int, chunks: int) -> None:

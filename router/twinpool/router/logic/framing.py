@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from twinpool.core.errors import TwinpoolError
@@ -50,6 +51,7 @@ class Head:
     has_request_id: bool
 
 
+@lru_cache(maxsize=128)  # heads of one engine differ by little more than the second they were written in
 def parse_head(head: bytes) -> Head:
     """Parse ``head``, which ends with the blank line.
 
