@@ -237,8 +237,8 @@ class WorkerRole(Part):
                 "self.resources.gpu.perNode == 0 ? self.parallelism.tensor == 1 "
                 ": self.parallelism.tensor <= self.resources.gpu.perNode "
                 "&& self.resources.gpu.perNode % self.parallelism.tensor == 0",
-                "parallelism.tensor must divide resources.gpu.perNode (default 8): 1, 2, 4 or 8 GPUs of a node with 8; on "
-                "the CPU, where perNode is 0, it must be 1",
+                "parallelism.tensor must divide resources.gpu.perNode (default 8): 1, 2, 4 or 8 GPUs of a node with 8; "
+                "on the CPU, where perNode is 0, it must be 1",
                 field_path=".parallelism.tensor",
             )
         )
