@@ -141,6 +141,15 @@ async def test_an_api_server_that_refuses_or_is_away_costs_no_endpoint(api, foll
     assert "refused to list or watch pods: 403" in caplog.text
 
 
+async def test_an_event_that_nobody_expected_ends_nothing(api, follow, kit, caplog):
+    api.pods = [pod("a")]
+    await kit.until(lambda: api.watches)
+    api.pods = [pod("a"), pod("b")]
+    api.events.put_nowait({"type": "ADDED", "object": {"metadata": {"resourceVersion": "1"}}})
+    await kit.until(lambda: [e.pod for e in follow[-1]] == ["a", "b"])
+    assert "the last known workers stay" in caplog.text
+
+
 def test_outside_a_pod_the_user_is_told_what_to_do(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(InvalidValue, match="--endpoints"):

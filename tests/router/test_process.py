@@ -35,6 +35,7 @@ class Program:
         self.kit = kit
         self.port, self.admin_port = free_port(), free_port()
         self.process = None
+        self.clients = []
 
     async def start(self, *flags):
         self.process = await asyncio.create_subprocess_exec(
@@ -61,7 +62,9 @@ class Program:
                 await asyncio.sleep(0.02)
 
     async def connect(self):
-        return self.kit.RawClient(*await asyncio.open_connection("127.0.0.1", self.port))
+        client = self.kit.RawClient(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(client)
+        return client
 
     async def metric(self, name):
         text = (await self.page("/metrics")).body.decode()
@@ -73,6 +76,9 @@ class Program:
         return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     async def stop(self):
+        for client in self.clients:
+            client.abort()
+        await asyncio.sleep(0)
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
@@ -111,7 +117,7 @@ async def test_from_start_to_drain(program, kit):
     decode = program.engines[1]
     decode.script = kit.hang
     client.send(kit.post(kit.STREAM))
-    await kit.until(lambda: len(decode.requests) > 1 and decode.requests[-1].body)
+    await kit.until(lambda: sum(request.method == "POST" for request in decode.requests) == 2)
     entry = next(e for e in (await program.page("/admin/endpoints")).json["endpoints"] if e["role"] == "decode")
     assert entry["inFlight"] == 1
     assert entry["tokensInFlight"] > 0
@@ -186,6 +192,18 @@ async def test_a_worker_that_goes_is_taken_out_and_comes_back(program, kit):
     client.send(kit.post(kit.STREAM))
     assert (await client.answer()).status == 200
     client.close()
+
+
+async def test_an_endpoint_list_that_cannot_be_read_is_said_in_one_line(program):
+    program.endpoints.unlink()
+    program.process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "twinpool.router", "--port", str(program.port), "--admin-port", str(program.admin_port),
+        "--endpoints", str(program.endpoints), "--model", "m", stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, said = await asyncio.wait_for(program.process.communicate(), 20)
+    assert program.process.returncode == 2
+    assert b"create it, or leave --endpoints away" in said
+    assert b"Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,11 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Inherited by every connection: a client whose machine is gone must not keep a worker busy for ever.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -92,8 +97,9 @@ class Control:
         try:
             await asyncio.wait([stop, discovery, *children], return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
-            if discovery.done():
-                discovery.result()
+            for ended in (discovery, *children):
+                if ended.done():
+                    ended.result()
             await self._drain(children)
         finally:
             for child in self._children:

@@ -98,6 +98,9 @@ class PodWatch:
                     log.warning("the API server refused to list or watch pods: %s %s", error.status, error.reason)
                 except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
                     log.warning("the API server is away, the last known workers stay: %s", error)
+                except Exception:
+                    # A surprise in one event must not end a router that serves.
+                    log.exception("following the pods failed, the last known workers stay")
                 await asyncio.sleep(backoff)
                 backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
