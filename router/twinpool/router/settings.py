@@ -29,7 +29,7 @@ class Limits:
     linger: float = 2.0
     connect_timeout: float = 3.0
     prefill_timeout: float = 120.0
-    #: Engines close an idle connection after 5 s (uvicorn); ours is older than this is not used again.
+    #: Engines close an idle connection after 5 s (uvicorn); one that idled longer than this is not used again.
     upstream_idle: float = 3.0
     upstream_idle_connections: int = 256
     #: How long a decode leg whose client is gone is left alone, so that its engine knows it before it is aborted.
