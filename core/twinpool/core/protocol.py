@@ -29,6 +29,15 @@ LABEL_ROLE = f"{GROUP}/role"
 #: Name of the serving group (its StatefulSet).
 LABEL_GROUP = f"{GROUP}/group"
 LABEL_REVISION = f"{GROUP}/revision"
+#: Readiness gate of every worker pod and type of the condition that opens it: the routers list the pod's group.
+ROUTABLE_GATE = f"{GROUP}/routable"
+#: On a worker pod that the operator takes out of service: until when its work may run (RFC 3339). Routers choose it no
+#: more.
+ANNOTATION_DRAINING = f"{GROUP}/draining"
+#: On the pods of a group: the leader of the current epoch, as JSON with ``address``, ``uid`` and ``epoch``.
+ANNOTATION_LEADER = f"{GROUP}/leader"
+#: On a pool: a value that is part of the revision, so that a new one restarts every worker in a rollout.
+ANNOTATION_RESTART = f"{GROUP}/restart"
 #: Set by Kubernetes on the pods of a StatefulSet: the ordinal, which is the node rank inside the group.
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
 
