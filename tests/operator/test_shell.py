@@ -397,3 +397,26 @@ def test_a_pool_is_read_with_its_status() -> None:
     pool = read_pool(stored_pool(status={"revision": "r"}))
     assert pool.status.revision == "r"
     assert pool.spec.decode.replicas == 1
+
+
+async def test_what_is_applied_must_still_be_what_was_observed() -> None:
+    cluster = FakeCluster()
+    await executor(cluster).execute(KEY, (Apply(service().body, "u1", "7"),))
+    assert (cluster.bodies[0]["metadata"]["uid"], cluster.bodies[0]["metadata"]["resourceVersion"]) == ("u1", "7")
+    cluster.stored["s"] = stranger(ownerReferences=[OWNER], resourceVersion="9")
+    await executor(cluster).execute(KEY, (service(),))
+    assert cluster.bodies[1]["metadata"]["resourceVersion"] == "9"
+
+
+async def test_a_lease_that_ends_while_an_object_is_looked_for_stops_the_write() -> None:
+    cluster, leader = FakeCluster(), Leader()
+    looked_up = cluster.get
+
+    async def slow(kind: str, namespace: str, name: str) -> dict[str, Any]:
+        leader.valid = False
+        return await looked_up(kind, namespace, name)
+
+    cluster.get = slow  # type: ignore[method-assign]
+    with pytest.raises(NotLeader):
+        await executor(cluster, leader).execute(KEY, (service(),))
+    assert cluster.requests == [("get", "s")]

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 class Apply:
     """Server-side apply of a whole object.
 
-    ``uid`` is that of the object that was observed, which it must still be; empty when none was.
+    ``uid`` and ``resource_version`` are those of the object that was observed, which it must still be: what was
+    planned from an old view, or by a leader that was replaced meanwhile, undoes nothing. Empty when none was observed.
     """
 
     body: Mapping[str, Any]
     uid: str = ""
+    resource_version: str = ""
 
     @property
     def kind(self) -> str:

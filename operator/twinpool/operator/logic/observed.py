@@ -70,6 +70,7 @@ class PodView:
     scheduled: bool | None = None
     scheduler_message: str = ""
     containers: tuple[ContainerView, ...] = ()
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ def read_pod(body: Body) -> PodView:
         scheduled=None if placed is None else placed["status"] == "True",
         scheduler_message="" if placed is None else placed.get("message", ""),
         containers=tuple(_read_container(report) for report in reports),
+        uid=metadata.get("uid", ""),
     )
 
 

@@ -46,7 +46,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     ]
     bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = [
-        Apply(body, child.uid if child else "")
+        Apply(body, child.uid, child.resource_version) if child else Apply(body)
         for body, child in ((body, children.get((body["kind"], body["metadata"]["name"]))) for body in bodies)
         if not in_place(child, body)
     ]

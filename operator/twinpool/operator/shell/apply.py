@@ -95,12 +95,16 @@ class Executor:
             if error.code not in _STALE:
                 raise
 
-    async def _apply(self, body: Mapping[str, Any], uid: str) -> dict[str, Any]:
+    async def _apply(self, body: Mapping[str, Any], uid: str, resource_version: str) -> dict[str, Any]:
         """Apply an object that is the pool's or does not exist; never take over a stranger's of the same name."""
         kind, metadata = body["kind"], body["metadata"]
         if not uid:
-            uid = await self._uid(kind, metadata["namespace"], metadata["name"], metadata["ownerReferences"][0])
-        known = {**body, "metadata": {**metadata, "uid": uid}} if uid else body
+            uid, resource_version = await self._unseen(
+                kind, metadata["namespace"], metadata["name"], metadata["ownerReferences"][0]
+            )
+            self._check()
+        exact = {"uid": uid, "resourceVersion": resource_version} if uid else {}
+        known = {**body, "metadata": {**metadata, **exact}}
         try:
             return await self._cluster.apply(known)
         except ApiRefused as error:
@@ -111,17 +115,17 @@ class Executor:
             _log.info("%s %s: replacing lists, because applying was refused: %s", kind, metadata["name"], error.message)
             return await self._cluster.merge(kind, metadata["namespace"], metadata["name"], known)
 
-    async def _uid(self, kind: str, namespace: str, name: str, owner: Mapping[str, Any]) -> str:
-        """Return the uid of an object of the pool that the watches do not show, empty when there is none."""
+    async def _unseen(self, kind: str, namespace: str, name: str, owner: Mapping[str, Any]) -> tuple[str, str]:
+        """Return uid and resourceVersion of an object that the watches do not show, empty when there is none."""
         try:
             found = read_child(kind, await self._cluster.get(kind, namespace, name))
         except ApiRefused as error:
             if error.code == _NOT_FOUND:
-                return ""
+                return "", ""
             raise
         if not belongs(found, owner["name"], owner["uid"]):
             raise ApiRefused(_INVALID, "it exists and is not the pool's; remove it, or give the pool another name")
-        return found.uid
+        return found.uid, found.resource_version
 
     def _check(self) -> None:
         if not self._leadership.valid:
@@ -130,8 +134,8 @@ class Executor:
     async def _one(self, key: PoolKey, action: Action) -> None:
         namespace, pool = key
         match action:
-            case Apply(body, uid):
-                self._memory.applied(key, body, await self._apply(body, uid))
+            case Apply(body, uid, resource_version):
+                self._memory.applied(key, body, await self._apply(body, uid, resource_version))
                 _log.info("%s/%s: applied %s %s", namespace, pool, action.kind, action.name)
             case Retire(name, uid, resource_version):
                 body = {
