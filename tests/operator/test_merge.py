@@ -38,6 +38,10 @@ def test_merge(over: dict[str, Any], result: dict[str, Any]) -> None:
     assert merge(BASE, over) == expected
 
 
+def test_a_list_whose_entries_have_no_key_is_replaced() -> None:
+    assert merge({"volumes": [{"emptyDir": {}}]}, {"volumes": [{"name": "v"}]}) == {"volumes": [{"name": "v"}]}
+
+
 def test_environment_is_merged_by_name() -> None:
     over = {"containers": [{"name": "engine", "env": [{"name": "B", "value": "2"}, {"name": "A", "value": "3"}]}]}
     assert merge(BASE, over)["containers"][0]["env"] == [{"name": "A", "value": "3"}, {"name": "B", "value": "2"}]
