@@ -63,6 +63,8 @@ def main():
     if MODE == "orphan":
         orphan()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if MODE == "stubborn" else lambda *_: os._exit(0))
+    if "--headless" in arguments:
+        signal.pause()
     host = arguments[arguments.index("--host") + 1]
     port = int(arguments[arguments.index("--port") + 1])
     http.server.ThreadingHTTPServer((host, port), Handler).serve_forever()

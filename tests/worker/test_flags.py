@@ -6,7 +6,7 @@ import pytest
 
 from twinpool.core.errors import InvalidValue
 from twinpool.core.protocol import MANAGED_FLAGS, WorkerConfig
-from twinpool.worker.engines.command import Pod, redacted
+from twinpool.worker.engines.command import Place, Pod, redacted
 from twinpool.worker.engines.select import engine_command
 from twinpool.worker.engines.vllm.flags import refuse_managed
 
@@ -183,3 +183,21 @@ def test_pod_identity_comes_from_the_environment():
 def test_secrets_are_not_logged():
     argv = ["serve", "--hf-token", "abc", "--api_key=abc", "--seed", "0", "--x-token", "--y"]
     assert redacted(argv) == ["serve", "--hf-token", "***", "--api_key=***", "--seed", "0", "--x-token", "--y"]
+
+
+def test_a_group_over_nodes_tells_every_rank_where_it_stands():
+    leader = command(gpus=8, tensor=8, pipeline=2, nodes=2).argv
+    assert value_of(leader, "--pipeline-parallel-size") == "2"
+    assert (value_of(leader, "--nnodes"), value_of(leader, "--node-rank")) == ("2", "0")
+    assert (value_of(leader, "--master-addr"), value_of(leader, "--master-port")) == ("10.0.0.7", "29501")
+    assert "--headless" not in leader
+    place = Place(1, "10.0.0.9")
+    for engine in ("vllm", "simulated"):
+        settings = config(gpus=8, tensor=8, pipeline=2, nodes=2, engine=engine)
+        rank = engine_command(settings, POD, {}, 8, "/usr/bin/python3", place).argv
+        assert (value_of(rank, "--node-rank"), value_of(rank, "--master-addr")) == ("1", "10.0.0.9")
+        assert "--headless" in rank
+
+
+def test_a_group_of_one_node_has_no_word_about_nodes():
+    assert not {"--nnodes", "--master-addr", "--pipeline-parallel-size", "--headless"} & set(command(tensor=2).argv)

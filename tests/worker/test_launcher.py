@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from twinpool.core.protocol import WorkerConfig
+from twinpool.core.protocol import Leader, WorkerConfig
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 _addresses = count(1)
@@ -40,7 +40,7 @@ def alive(pid):
 class Worker:
     """One launcher process and what it leaves behind."""
 
-    def __init__(self, folder, mode="serve", args=(), **config):
+    def __init__(self, folder, mode="serve", args=(), extra=None, **config):
         self.folder = folder
         self.ip = f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}.{next(_addresses)}"
         python = folder / "python"
@@ -68,6 +68,7 @@ class Worker:
             "FAKE_DIR": str(folder),
             "FAKE_MODE": mode,
             "TWINPOOL_TERMINATION_LOG": str(folder / "termination"),
+            **(extra or {}),
         }
         self.output = (folder / "output").open("w+")
         self.process = subprocess.Popen(
@@ -92,6 +93,8 @@ class Worker:
         return json.loads(self.get("/status")[1])
 
     def starts(self):
+        if not (self.folder / "starts").exists():
+            return []
         return [int(line) for line in (self.folder / "starts").read_text().split()]
 
     def steer(self, name, *, on=True):
@@ -263,3 +266,79 @@ def test_a_taken_port_is_named(worker):
     )
     assert done.returncode == 1
     assert f"cannot listen on {first.ip} port 8090: Address already in use" in done.stderr
+
+
+@pytest.fixture
+def group(worker, tmp_path):
+    """Start a leader, or a rank that reads its leader from a file which the test writes."""
+    file = tmp_path / "leader"
+
+    def start(rank, **config):
+        extra = {
+            "POD_UID": f"uid-{rank}-{next(_addresses)}",
+            "POD_NAME": f"pod-{rank}",
+            "TWINPOOL_NODE_RANK": str(rank),
+            "TWINPOOL_LEADER_FILE": str(file),
+        }
+        one = worker(extra=extra, nodes=2, **config)
+        if rank == 0:
+            file.write_text(Leader(one.ip, extra["POD_UID"], 1).to_json())
+        return one
+
+    return start
+
+
+def test_the_ranks_of_a_group_start_together_and_are_ready_together(group):
+    rank = group(1)
+    wait_for(lambda: "nobody has named the leader" in rank.get("/readyz")[1], "it says what it waits for")
+    assert not rank.starts()
+    leader = group(0)
+    wait_for(lambda: leader.ready() and rank.ready(), "both are ready")
+    wait_for(rank.starts, "the rank's engine runs")
+    arguments = json.loads((rank.folder / "arguments").read_text())
+    assert arguments[arguments.index("--master-addr") + 1] == leader.ip
+    assert "--headless" in arguments
+    leader.process.send_signal(signal.SIGTERM)
+    rank.process.send_signal(signal.SIGTERM)
+    assert (leader.end(), rank.end()) == (0, 0)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_engine_that_dies_is_restarted_in_place_on_all_ranks(group, victim):
+    both = [group(0), group(1)]
+    wait_for(lambda: all(one.ready() and one.starts() for one in both), "ready")
+    os.kill(both[victim].starts()[0], signal.SIGKILL)
+    wait_for(lambda: all(len(one.starts()) == 2 and one.ready() for one in both), "ready again, all ranks anew")
+    assert [one.process.poll() for one in both] == [None, None]
+    assert both[0].status()["restarts"] == 1
+    if victim:
+        assert "rank 1 of 2, pod pod-1, lost its engine" in both[0].said()
+
+
+def test_a_lost_leader_ends_the_run_of_the_others_which_follow_the_next_one(group):
+    leader, rank = group(0), group(1)
+    wait_for(lambda: leader.ready() and rank.ready() and rank.starts(), "ready")
+    leader.process.kill()
+    leader.process.wait()
+    wait_for(lambda: not rank.ready() and not alive(rank.starts()[0]), "its engine is ended")
+    follower = group(0)
+    wait_for(lambda: follower.ready() and rank.ready() and len(rank.starts()) == 2, "both are ready")
+
+
+def test_a_rank_that_must_go_lets_the_leader_drain_first(group):
+    leader, rank = group(0), group(1)
+    wait_for(lambda: leader.ready() and rank.ready() and rank.starts(), "ready")
+    leader.steer("busy")
+    rank.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: "pod-1, must go" in leader.get("/readyz")[1], "the leader drains")
+    assert alive(rank.starts()[0]), "a rank of a busy group stays"
+    leader.steer("busy", on=False)
+    assert rank.end() == 0
+    second = group(1)
+    wait_for(lambda: leader.ready() and second.ready(), "the group is whole again")
+
+
+def test_a_group_that_stays_incomplete_says_who_is_missing(group):
+    alone = group(0, startup_timeout=2.0)
+    assert alone.end() == 1
+    assert "rank 1 of 2 was not heard from yet" in alone.termination()

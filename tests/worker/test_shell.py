@@ -124,9 +124,29 @@ def test_idle_connections_cannot_keep_the_kubelet_out_for_long(served, monkeypat
         assert other.recv(100).startswith(b"HTTP/1.0 200 OK")
 
 
+@pytest.mark.parametrize(
+    ("hear", "path", "length", "code"),
+    [
+        (None, "/group", 2, 404),
+        (lambda body: (200, body.decode()), "/readyz", 2, 404),
+        (lambda body: (200, body.decode()), "/group", 70000, 400),
+        (lambda body: (200, body.decode()), "/group", "x", 400),
+        (lambda body: (200, body.decode()), "/group", 2, 200),
+    ],
+)
+def test_only_a_leader_hears_ranks(hear, path, length, code):
+    server = endpoint.Endpoint("127.0.0.1", 0, lambda: Snapshot(State(), "vllm", "m", "decode", "1"), hear)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as other:
+            other.sendall(f"POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{{}}".encode())
+            assert f" {code} " in other.recv(100).decode()
+    finally:
+        server.close()
+
+
 def test_methods_other_than_get_are_refused(served):
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as other:
-        other.sendall(b"POST /readyz HTTP/1.0\r\n\r\n")
+        other.sendall(b"PUT /readyz HTTP/1.0\r\n\r\n")
         assert b" 501 " in other.recv(100)
 
 

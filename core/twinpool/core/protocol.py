@@ -48,6 +48,8 @@ ROLES: tuple[Role, ...] = ("prefill", "decode")
 ENGINE_PORT = 8000
 #: The launcher's port: ``/healthz``, ``/readyz``, ``/status``, ``/metrics``.
 LAUNCHER_PORT = 8090
+#: Where the ranks of a group that spans nodes meet: a port of the leader.
+MASTER_PORT = 29501
 #: NIXL's side channel (handshake); data-parallel rank r uses the port + r (vLLM's rule).
 NIXL_SIDE_CHANNEL_PORT = 5600
 #: KV events (ZMQ PUB) and their replay (ZMQ ROUTER); data-parallel rank r uses the port + r (vLLM's rule).
@@ -71,6 +73,11 @@ ROUTER_CONTAINER = "router"
 INJECT_CONTAINER = "twinpool-inject"
 INJECT_DIRECTORY = "/twinpool"
 LAUNCHER_ZIPAPP = f"{INJECT_DIRECTORY}/worker.pyz"
+
+#: Where a pod of a group that spans nodes finds its :data:`ANNOTATION_LEADER`, and the variable that holds its rank.
+POD_INFO_DIRECTORY = "/twinpool-pod"
+LEADER_FILE = f"{POD_INFO_DIRECTORY}/leader"
+NODE_RANK_ENV = "TWINPOOL_NODE_RANK"
 
 #: Environment variables that carry the JSON of :class:`WorkerConfig` and :class:`RouterConfig`.
 WORKER_CONFIG_ENV = "TWINPOOL_WORKER"
@@ -163,6 +170,9 @@ class WorkerConfig:
     model_revision: str | None = None
     max_model_len: int | None = None
     tensor: int = 1
+    pipeline: int = 1
+    #: Pods of the group, one for each node.
+    nodes: int = 1
     #: GPUs of this pod; 0 runs the engine on the CPU.
     gpus: int = 0
     connector: Literal["nixl"] | None = None
@@ -214,6 +224,30 @@ class RouterConfig:
             When the text is not JSON or a required key is missing.
         """
         return _from_json(cls, text, ROUTER_CONFIG_ENV)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Rank 0 of a group that spans nodes, as the operator names it to the others."""
+
+    address: str
+    #: Uid of the pod: an address alone may be another pod's by now.
+    uid: str
+    #: Counts the leaders that the group has had.
+    epoch: int
+
+    def to_json(self) -> str:
+        """Return the value of :data:`ANNOTATION_LEADER`."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Leader | None:
+        """Read what :meth:`to_json` wrote; None for anything else, such as an annotation that is not there yet."""
+        try:
+            value = json.loads(text)
+            return cls(str(value["address"]), str(value["uid"]), int(value["epoch"]))
+        except (ValueError, TypeError, KeyError):
+            return None
 
 
 _Config = TypeVar("_Config", WorkerConfig, RouterConfig)

@@ -173,6 +173,7 @@ class Parallelism(Part):
     """How one model replica is split over GPUs."""
 
     tensor: int = Field(1, ge=1, le=64, description="GPUs that share every layer (tensor parallel).")
+    pipeline: int = Field(1, ge=1, le=64, description="Stages that the layers are split into (pipeline parallel).")
 
 
 class Gpu(Part):
@@ -228,18 +229,22 @@ PodTemplate = Annotated[
 ]
 
 
+#: GPUs of one replica, in CEL.
+_RANKS = "self.parallelism.tensor * self.parallelism.pipeline"
+
+
 class WorkerRole(Part):
     """One of the twin pools."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "self.resources.gpu.perNode == 0 ? self.parallelism.tensor == 1 "
-                ": self.parallelism.tensor <= self.resources.gpu.perNode "
-                "&& self.resources.gpu.perNode % self.parallelism.tensor == 0",
-                "parallelism.tensor must divide resources.gpu.perNode (default 8): 1, 2, 4 or 8 GPUs of a node with 8; "
-                "on the CPU, where perNode is 0, it must be 1",
-                field_path=".parallelism.tensor",
+                f"self.resources.gpu.perNode == 0 ? {_RANKS} == 1 "
+                f": self.resources.gpu.perNode % ({_RANKS}) == 0 || ({_RANKS}) % self.resources.gpu.perNode == 0",
+                "parallelism.tensor x pipeline must divide resources.gpu.perNode (default 8) or be a multiple of it: "
+                "1, 2, 4 or 8 GPUs of a node with 8, or 16, 24, ... over several nodes; on the CPU, where perNode is "
+                "0, it must be 1",
+                field_path=".parallelism",
             )
         )
     )
@@ -262,6 +267,17 @@ class WorkerRole(Part):
         description="Anything else of the pods (metadata and spec), merged last by the keys that Kubernetes merges "
         "lists by; the launcher, the pod's identity and its ports stay Twinpool's.",
     )
+
+    @property
+    def ranks(self) -> int:
+        """Return the GPUs of one replica."""
+        return self.parallelism.tensor * self.parallelism.pipeline
+
+    @property
+    def nodes(self) -> int:
+        """Return the nodes, and so the pods, of one replica."""
+        per_node = self.resources.gpu.per_node
+        return max(1, self.ranks // per_node) if per_node else 1
 
 
 class Handoff(Part):

@@ -49,6 +49,14 @@ class Pod:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where this pod stands in its group: its rank among the nodes, and the leader's address."""
+
+    rank: int = 0
+    leader: str = ""
+
+
+@dataclass(frozen=True)
 class Command:
     """How to start an engine."""
 
@@ -73,11 +81,24 @@ def redacted(argv: Sequence[str]) -> list[str]:
     return shown
 
 
-def simulated_command(config: WorkerConfig, pod: Pod, environment: Mapping[str, str], python: str) -> Command:
+def parallel_flags(config: WorkerConfig, place: Place) -> list[str]:
+    """Return the flags that say how the model is split, which are vLLM's and the simulated engine's alike."""
+    flags = ["--tensor-parallel-size", str(config.tensor)]
+    if config.pipeline > 1:
+        flags += ["--pipeline-parallel-size", str(config.pipeline)]
+    if config.nodes > 1:
+        flags += ["--nnodes", str(config.nodes), "--node-rank", str(place.rank)]
+        flags += ["--master-addr", place.leader, "--master-port", str(protocol.MASTER_PORT)]
+    return [*flags, "--headless"] if place.rank else flags
+
+
+def simulated_command(
+    config: WorkerConfig, pod: Pod, environment: Mapping[str, str], python: str, place: Place
+) -> Command:
     """Build the command of the simulated engine, which is this package run by ``python``."""
     argv = [python, "-m", "twinpool.worker", "simulate", "--host", pod.ip, "--port", str(protocol.ENGINE_PORT)]
     argv += ["--role", config.role, "--model", config.model]
-    argv += ["--tensor-parallel-size", str(config.tensor), "--shutdown-timeout", str(SHUTDOWN_SECONDS)]
+    argv += [*parallel_flags(config, place), "--shutdown-timeout", str(SHUTDOWN_SECONDS)]
     if config.connector is not None:
         argv += ["--connector", config.connector]
     if config.max_model_len is not None:

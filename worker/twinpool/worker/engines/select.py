@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twinpool.worker.engines.command import Command, Pod, simulated_command
+from twinpool.worker.engines.command import Command, Place, Pod, simulated_command
 from twinpool.worker.engines.vllm.flags import refuse_managed, vllm_command
 
 if TYPE_CHECKING:
@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 
 def engine_command(
-    config: WorkerConfig, pod: Pod, environment: Mapping[str, str], gpus_visible: int, python: str
+    config: WorkerConfig,
+    pod: Pod,
+    environment: Mapping[str, str],
+    gpus_visible: int,
+    python: str,
+    place: Place | None = None,
 ) -> Command:
-    """Return how to start the engine; ``python`` is the launcher's own interpreter.
+    """Return how to start the engine; ``python`` is the launcher's own interpreter, ``place`` by default the leader's.
 
     Raises
     ------
@@ -24,6 +29,7 @@ def engine_command(
         When a user argument sets a flag that Twinpool sets; the message names it.
     """
     refuse_managed(config.args)
+    where = place or Place(leader=pod.ip)
     if config.engine == "simulated":
-        return simulated_command(config, pod, environment, python)
-    return vllm_command(config, pod, environment, gpus_visible)
+        return simulated_command(config, pod, environment, python, where)
+    return vllm_command(config, pod, environment, gpus_visible, where)

@@ -4,18 +4,56 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from twinpool.worker.logic.supervisor import PHASES, State
+from twinpool.worker.logic.supervisor import PHASES
+
+if TYPE_CHECKING:
+    from twinpool.worker.logic.supervisor import Phase
 
 #: Lines of the engine that ``/status`` shows.
 LAST_LINES = 50
+
+
+class Life(Protocol):
+    """What the states of all ranks have in common."""
+
+    @property
+    def phase(self) -> Phase:
+        """Return where the life stands."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the pod serves."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of the engine's current start."""
+        ...
+
+    @property
+    def total_restarts(self) -> int:
+        """Return how often the engine was started again."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Return why it stands there."""
+        ...
+
+    @property
+    def start_seconds(self) -> float | None:
+        """Return how long the last start took."""
+        ...
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """One moment of the launcher, published whole so that a reader on another thread never sees a mixture."""
 
-    state: State
+    state: Life
     engine: str
     model: str
     role: str

@@ -11,17 +11,45 @@ Rules that always hold:
 * Draining waits until the engine is idle and nobody will pull KV blocks from it any more, then asks it to stop. vLLM
   cuts running streams on SIGTERM and answers new requests with HTTP 200 and ``finish_reason: abort``, so a busy engine
   is signalled only when time is out.
+* In a group that spans nodes this is the leader's life: a start waits in ``joining`` until every other rank waits for
+  it, and ends on all ranks together (:mod:`twinpool.worker.logic.ranks`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Union
 
 from twinpool.core.protocol import KV_LEASE_SECONDS
+from twinpool.worker.logic.events import Begin as Begin
+from twinpool.worker.logic.events import CheckHealth as CheckHealth
+from twinpool.worker.logic.events import Exited as Exited
+from twinpool.worker.logic.events import HealthSeen as HealthSeen
+from twinpool.worker.logic.events import LoadSeen as LoadSeen
+from twinpool.worker.logic.events import ProbeEnded as ProbeEnded
+from twinpool.worker.logic.events import Quit as Quit
+from twinpool.worker.logic.events import RankHeard as RankHeard
+from twinpool.worker.logic.events import ReadLoad as ReadLoad
+from twinpool.worker.logic.events import SendProbe as SendProbe
+from twinpool.worker.logic.events import StartEngine as StartEngine
+from twinpool.worker.logic.events import StopEngine as StopEngine
+from twinpool.worker.logic.events import Terminate as Terminate
+from twinpool.worker.logic.events import Tick as Tick
+from twinpool.worker.logic.events import Timing as Timing
+from twinpool.worker.logic.ranks import Ranks
 
-Phase = Literal["new", "starting", "probing", "ready", "backoff", "draining", "stopping", "stopped"]
-PHASES: tuple[Phase, ...] = ("new", "starting", "probing", "ready", "backoff", "draining", "stopping", "stopped")
+Phase = Literal["new", "joining", "starting", "probing", "ready", "backoff", "draining", "stopping", "stopped"]
+PHASES: tuple[Phase, ...] = (
+    "new",
+    "joining",
+    "starting",
+    "probing",
+    "ready",
+    "backoff",
+    "draining",
+    "stopping",
+    "stopped",
+)
 
 #: Seconds between two looks at an engine that is starting or draining.
 CHECK_INTERVAL = 0.5
@@ -40,109 +68,8 @@ RESTART_WINDOW = 600.0
 MAX_BACKOFF = 30.0
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds the pool allows."""
-
-    startup_timeout: float
-    drain_timeout: float
-
-
-@dataclass(frozen=True)
-class Begin:
-    """The launcher is set up."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class Terminate:
-    """The pod must go (SIGTERM)."""
-
-
-@dataclass(frozen=True)
-class HealthSeen:
-    """What ``/health`` of the engine said."""
-
-    epoch: int
-    healthy: bool
-
-
-@dataclass(frozen=True)
-class ProbeEnded:
-    """Whether a token came; ``reason`` says why not."""
-
-    epoch: int
-    ok: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class LoadSeen:
-    """Whether requests run or wait (None when the engine did not say), and whether KV blocks wait to be pulled."""
-
-    epoch: int
-    busy: bool | None
-    kv_held: bool = False
-
-
-@dataclass(frozen=True)
-class Exited:
-    """The engine's first process ended and its group is gone."""
-
-    epoch: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class StartEngine:
-    """Start the engine for this epoch."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
-class CheckHealth:
-    """Ask the engine's ``/health``; answer with :class:`HealthSeen`."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
-class SendProbe:
-    """Ask the engine for one token within ``timeout`` seconds; answer with :class:`ProbeEnded`."""
-
-    epoch: int
-    timeout: float
-
-
-@dataclass(frozen=True)
-class ReadLoad:
-    """Read the engine's counters; answer with :class:`LoadSeen`."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
-class StopEngine:
-    """Signal the engine: SIGTERM to its first process, or SIGKILL to its whole group."""
-
-    force: bool
-
-
-@dataclass(frozen=True)
-class Quit:
-    """End the launcher; a code other than 0 comes with the reason for the termination message."""
-
-    code: int
-    reason: str
-
-
 # Union, not |: these aliases are evaluated at run time.
-Event = Union[Begin, Tick, Terminate, HealthSeen, ProbeEnded, LoadSeen, Exited]  # noqa: UP007
+Event = Union[Begin, Tick, Terminate, HealthSeen, ProbeEnded, LoadSeen, Exited, RankHeard]  # noqa: UP007
 Action = Union[StartEngine, CheckHealth, SendProbe, ReadLoad, StopEngine, Quit]  # noqa: UP007
 
 
@@ -170,11 +97,21 @@ class State:
     restarts: tuple[float, ...] = ()
     total_restarts: int = 0
     reason: str = "the engine was not started yet"
+    #: Random name of this launcher's life, and what the other ranks said last.
+    instance: str = ""
+    ranks: Ranks = field(default_factory=Ranks)
+    #: When to look whether every rank still takes part; None when there is none, or no run.
+    next_rank_check: float | None = None
 
     @property
     def ready(self) -> bool:
         """Whether requests may come."""
         return self.phase == "ready"
+
+    @property
+    def run(self) -> str:
+        """Return the name of the current start, which no other start of any launcher has."""
+        return f"{self.instance}/{self.epoch}"
 
 
 Step = tuple[State, tuple[Action, ...]]
@@ -182,7 +119,7 @@ Step = tuple[State, tuple[Action, ...]]
 
 def next_wakeup(state: State) -> float | None:
     """Return the time at which :class:`Tick` is due, or None when only other events can change anything."""
-    times = [time for time in (state.deadline, state.next_check) if time is not None]
+    times = [time for time in (state.deadline, state.next_check, state.next_rank_check) if time is not None]
     return min(times, default=None)
 
 
@@ -194,6 +131,8 @@ def step(state: State, event: Event, now: float, timing: Timing) -> Step:
         return _tick(state, now, timing)
     if isinstance(event, Terminate):
         return _terminate(state, now, timing)
+    if isinstance(event, RankHeard):
+        return _together(replace(state, ranks=state.ranks.heard(event.report, now)), now, timing)
     if event.epoch != state.epoch:
         return state, ()
     if isinstance(event, Exited):
@@ -209,21 +148,47 @@ def _start(state: State, now: float, timing: Timing) -> Step:
     epoch = state.epoch + 1
     started = replace(
         state,
-        phase="starting",
+        phase="starting" if timing.nodes == 1 else "joining",
         epoch=epoch,
         deadline=now + timing.startup_timeout,
         next_check=now + CHECK_INTERVAL,
         started_at=now,
         reason="the engine is starting" if epoch == 1 else f"the engine is starting again after: {state.reason}",
     )
-    return started, (StartEngine(epoch),)
+    return (started, (StartEngine(epoch),)) if timing.nodes == 1 else _together(started, now, timing)
+
+
+def _together(state: State, now: float, timing: Timing) -> Step:
+    """Begin a run when every rank waits for it, and end it when one of them is lost."""
+    if state.phase == "joining":
+        absent = state.ranks.absent(state.run, timing.nodes, now)
+        if absent:
+            return replace(state, reason=f"waiting for {absent}", next_check=now + CHECK_INTERVAL), ()
+        begun = replace(state, phase="starting", next_check=now + CHECK_INTERVAL, next_rank_check=now + CHECK_INTERVAL)
+        return replace(begun, reason="the engine is starting"), (StartEngine(state.epoch),)
+    if state.phase not in ("starting", "probing", "ready", "draining"):
+        return replace(state, next_rank_check=None), ()
+    looked = replace(state, next_rank_check=now + CHECK_INTERVAL)
+    trouble = state.ranks.trouble(state.run, timing.nodes, now)
+    if trouble:
+        return _kill(replace(looked, reason=trouble), now)
+    leaving = state.ranks.leaving(timing.nodes)
+    if leaving and state.phase == "ready":
+        return _drain(replace(looked, reason=f"draining: {leaving}"), now, timing)
+    if leaving and state.phase != "draining":
+        return _kill(replace(looked, reason=leaving), now)
+    return looked, ()
 
 
 def _tick(state: State, now: float, timing: Timing) -> Step:
     if state.deadline is not None and now >= state.deadline:
         return _deadline(state, now, timing)
+    if state.next_rank_check is not None and now >= state.next_rank_check:
+        return _together(state, now, timing)
     if state.next_check is None or now < state.next_check:
         return state, ()
+    if state.phase == "joining":
+        return _together(state, now, timing)
     waiting = replace(state, next_check=None)
     if state.phase == "starting":
         return waiting, (CheckHealth(state.epoch),)
@@ -241,6 +206,9 @@ def _probe(state: State, now: float) -> SendProbe:
 def _deadline(state: State, now: float, timing: Timing) -> Step:
     if state.phase == "backoff":
         return _start(state, now, timing)
+    if state.phase == "joining":
+        text = f"the group did not come together within the startup timeout of {timing.startup_timeout:g} s"
+        return _quit(state, 1, f"{text}: {state.reason}")
     if state.phase == "draining":
         reason = f"requests were still running after the drain timeout of {timing.drain_timeout:g} s"
         return _stop(replace(state, reason=reason), now)
@@ -254,17 +222,26 @@ def _deadline(state: State, now: float, timing: Timing) -> Step:
 
 
 def _stop(state: State, now: float) -> Step:
-    stopping = replace(state, phase="stopping", deadline=now + STOP_SECONDS, next_check=None, idle_since=None)
+    stopping = replace(
+        state,
+        phase="stopping",
+        deadline=now + STOP_SECONDS,
+        next_check=None,
+        next_rank_check=None,
+        idle_since=None,
+    )
     return stopping, (StopEngine(force=False),)
 
 
 def _kill(state: State, now: float) -> Step:
-    killed = replace(state, phase="stopping", forced=True, deadline=now + KILL_SECONDS, next_check=None)
+    killed = replace(
+        state, phase="stopping", forced=True, deadline=now + KILL_SECONDS, next_check=None, next_rank_check=None
+    )
     return killed, (StopEngine(force=True),)
 
 
 def _quit(state: State, code: int, reason: str) -> Step:
-    stopped = replace(state, phase="stopped", deadline=None, next_check=None, reason=reason)
+    stopped = replace(state, phase="stopped", deadline=None, next_check=None, next_rank_check=None, reason=reason)
     return stopped, (Quit(code, reason),)
 
 
@@ -272,16 +249,19 @@ def _terminate(state: State, now: float, timing: Timing) -> Step:
     if state.terminating or state.phase == "stopped":
         return state, ()  # the kubelet repeats SIGTERM after its own restart; the drain goes on
     going = replace(state, terminating=True)
-    if state.phase in ("new", "backoff"):
+    if state.phase in ("new", "joining", "backoff"):
         return _quit(going, 0, "the pod must go and no engine runs")
     if state.phase == "ready":
-        draining = replace(
-            going, phase="draining", deadline=now + timing.drain_timeout, next_check=now, reason="draining"
-        )
-        return draining, ()
+        return _drain(replace(going, reason="draining"), now, timing)
     if state.phase == "stopping":
         return going, ()
+    if state.phase == "draining":
+        return replace(going, deadline=now + timing.drain_timeout), ()
     return _stop(replace(going, reason="the pod must go; the engine never served a request after this start"), now)
+
+
+def _drain(state: State, now: float, timing: Timing) -> Step:
+    return replace(state, phase="draining", deadline=now + timing.drain_timeout, next_check=now), ()
 
 
 def _health(state: State, event: HealthSeen, now: float) -> Step:
@@ -324,7 +304,7 @@ def _load(state: State, event: LoadSeen, now: float) -> Step:
 
 
 def _exited(state: State, event: Exited, now: float) -> Step:
-    if state.phase in ("new", "backoff", "stopped"):
+    if state.phase in ("new", "joining", "backoff", "stopped"):
         return state, ()
     # A forced stop that the launcher itself decided on has the better reason than "killed by SIGKILL".
     reason = state.reason if state.forced and not state.terminating else event.reason
@@ -342,6 +322,7 @@ def _exited(state: State, event: Exited, now: float) -> Step:
         forced=False,
         deadline=now + min(MAX_BACKOFF, 2.0 ** len(recent)),
         next_check=None,
+        next_rank_check=None,
         restarts=(*recent, now),
         total_restarts=state.total_restarts + 1,
         reason=reason,

@@ -1,6 +1,6 @@
-"""The launcher's HTTP endpoint: ``/healthz``, ``/readyz``, ``/status`` and ``/metrics``.
+"""The launcher's HTTP endpoint: ``/healthz``, ``/readyz``, ``/status``, ``/metrics``, and ``/group`` for other ranks.
 
-Small on purpose: GET only, one answer per connection, at most :data:`MAX_CONNECTIONS` at once, so that nobody on the
+Small on purpose: one answer per connection, at most :data:`MAX_CONNECTIONS` at once, so that nobody on the
 pod network can hold up the kubelet's probes or the launcher's memory.
 """
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from twinpool.worker.logic.report import Snapshot
 
 MAX_CONNECTIONS = 16
+#: Longest report of another rank, in bytes.
+MAX_REPORT = 65536
 #: Seconds a client has to send its request and take the answer.
 CLIENT_TIMEOUT = 5.0
 
@@ -32,14 +34,23 @@ class PortTaken(TwinpoolError):
 class Endpoint:
     """Serves the snapshot that ``read`` returns, on threads of its own, until :meth:`close`.
 
+    ``hear`` answers ``POST /group``; without it there is no such path.
+
     Raises
     ------
     PortTaken
         When the address cannot be bound.
     """
 
-    def __init__(self, host: str, port: int, read: Callable[[], Snapshot]) -> None:
-        handler = type("Handler", (_Handler,), {"read": staticmethod(read)})
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        read: Callable[[], Snapshot],
+        hear: Callable[[bytes], tuple[int, str]] | None = None,
+    ) -> None:
+        members = {"read": staticmethod(read), "hear": staticmethod(hear) if hear else None}
+        handler = type("Handler", (_Handler,), members)
         server = type("Server", (_Server,), {"address_family": AF_INET6}) if ":" in host else _Server
         try:
             self._server = server((host, port), handler)
@@ -90,6 +101,17 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "twinpool-worker"
     sys_version = ""
     read: Callable[[], Snapshot]
+    hear: Callable[[bytes], tuple[int, str]] | None
+
+    def do_POST(self) -> None:
+        """Answer the report of another rank."""
+        length = self.headers.get("Content-Length", "")
+        if self.hear is None or self.path != "/group":
+            self._answer(404, "no rank of a group is expected here\n", "text/plain; charset=utf-8")
+        elif not length.isdecimal() or int(length) > MAX_REPORT:
+            self._answer(400, f"a report has at most {MAX_REPORT} bytes\n", "text/plain; charset=utf-8")
+        else:
+            self._answer(*self.hear(self.rfile.read(int(length))), "application/json")
 
     def do_GET(self) -> None:
         """Answer one of the four paths."""

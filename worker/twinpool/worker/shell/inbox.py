@@ -11,17 +11,14 @@ import select
 import signal
 import socket
 from collections import deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from twinpool.worker.logic.supervisor import Event
+from typing import Any
 
 
 class Inbox:
     """A queue that one thread waits on and any thread adds to."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+        self._events: deque[Any] = deque()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -30,14 +27,14 @@ class Inbox:
         """End the wait when a signal with a Python handler comes. Call it in the main thread."""
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Any) -> None:
         """Add an event and end the wait."""
         self._events.append(event)
         # A full buffer wakes as well as one more byte; a closed one belongs to a launcher that is leaving.
         with contextlib.suppress(OSError):
             self._writer.send(b"\0")
 
-    def take(self, timeout: float | None) -> Event | None:
+    def take(self, timeout: float | None) -> Any | None:
         """Return the oldest event, waiting up to ``timeout`` seconds; None when a signal or the time ended the wait."""
         if not self._events:
             select.select([self._reader], [], [], timeout)

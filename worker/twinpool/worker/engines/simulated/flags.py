@@ -35,6 +35,8 @@ class Settings:
 
     host: str
     port: int
+    #: A rank above 0 of a group that spans nodes: it has no HTTP interface.
+    headless: bool
     role: str
     models: tuple[str, ...]
     connector: bool
@@ -63,6 +65,7 @@ def parse(argv: Sequence[str]) -> Settings:
     return Settings(
         host=args.host,
         port=args.port,
+        headless=args.headless,
         role=args.role,
         models=tuple(args.model),
         connector=args.connector == "nixl",
@@ -111,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_identity(result)
+    _add_ranks(result)
     _add_sizes(result)
     _add_times(result)
     result.add_argument("--kv-events-config", metavar="JSON", help="as vLLM's, publisher zmq")
@@ -135,6 +139,17 @@ def _add_identity(result: argparse.ArgumentParser) -> None:
     add("--model", "--served-model-name", nargs="+", required=True, metavar="NAME", help="ids that clients ask for")
     add("--connector", choices=("nixl", "none"), default="none", help="hand KV over as vLLM's NixlConnector does")
     add("--side-channel-port", type=_port, default=protocol.NIXL_SIDE_CHANNEL_PORT)
+
+
+def _add_ranks(result: argparse.ArgumentParser) -> None:
+    """Add how vLLM splits a model over nodes; the simulated ranks exchange nothing."""
+    add = result.add_argument
+    add("--pipeline-parallel-size", type=_count, default=1, metavar="N", help="accepted; changes nothing")
+    add("--nnodes", type=_count, default=1, metavar="N", help="accepted; changes nothing")
+    add("--node-rank", type=int, default=0, metavar="R", help="accepted; changes nothing")
+    add("--master-addr", default="", help="not dialled")
+    add("--master-port", type=_port, default=protocol.MASTER_PORT, help="not dialled")
+    add("--headless", action="store_true", help="a rank above 0: no HTTP, ends when asked")
 
 
 def _add_sizes(result: argparse.ArgumentParser) -> None:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = flags.parse(sys.argv[1:] if argv is None else argv)
         _fail_at_start(settings)
-        uvloop.run(_serve(settings))
+        uvloop.run(_wait() if settings.headless else _serve(settings))
     except TwinpoolError as error:
         say(f"{type(error).__name__}: {error}", "ERROR")
         return 1
@@ -77,11 +77,24 @@ def _fail_at_start(settings: Settings) -> None:
     raise SystemExit(1)
 
 
-async def _serve(settings: Settings) -> None:
+async def _wait() -> None:
+    """Be a rank above 0: hold nothing, and end when asked."""
+    stop = _stop_signal()
+    say("headless rank runs")
+    await stop.wait()
+    say("stopping")
+
+
+def _stop_signal() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _serve(settings: Settings) -> None:
+    stop = _stop_signal()
     async with running(settings, on_end=stop.set) as app:
         say(f"{settings.role} engine serves {', '.join(settings.models)} on {settings.host}:{settings.port}")
         await stop.wait()

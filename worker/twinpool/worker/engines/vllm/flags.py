@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
-from twinpool.worker.engines.command import SHUTDOWN_SECONDS, Command, Pod
+from twinpool.worker.engines.command import SHUTDOWN_SECONDS, Command, Place, Pod, parallel_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,12 +39,14 @@ _CONNECTORS = {"nixl": "NixlConnector"}
 _GLUED = re.compile(r"^(-[nr])\d+$")
 
 
-def vllm_command(config: WorkerConfig, pod: Pod, environment: Mapping[str, str], gpus_visible: int) -> Command:
+def vllm_command(
+    config: WorkerConfig, pod: Pod, environment: Mapping[str, str], gpus_visible: int, place: Place
+) -> Command:
     """Build vLLM's command."""
     on_cpu = config.gpus == 0 or gpus_visible == 0
     argv = [config.python, "-m", "vllm.entrypoints.cli.main", "serve", config.model_path]
     argv += ["--served-model-name", config.model, "--host", pod.ip, "--port", str(protocol.ENGINE_PORT)]
-    argv += ["--tensor-parallel-size", str(config.tensor), "--shutdown-timeout", str(SHUTDOWN_SECONDS)]
+    argv += [*parallel_flags(config, place), "--shutdown-timeout", str(SHUTDOWN_SECONDS)]
     # The router learns from it how much of a prompt was cached; it changes nothing but the usage object.
     argv += ["--enable-prompt-tokens-details"]
     if config.model_revision is not None:

@@ -1,0 +1,229 @@
+"""What the launchers of all ranks share: one loop that turns signals, child exits and answers into events.
+
+One thread (the main one) owns the state. Questions run on a helper thread each, because a probe token can take minutes
+while SIGTERM must be heard at once; there is never more than one question at a time per start.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue
+from twinpool.worker.engines.command import Pod, redacted
+from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tick
+from twinpool.worker.logic.failure import failure_reason, termination_message
+from twinpool.worker.logic.report import Snapshot
+from twinpool.worker.release import version
+from twinpool.worker.shell import process
+from twinpool.worker.shell.endpoint import Endpoint
+from twinpool.worker.shell.inbox import Inbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from twinpool.core.protocol import WorkerConfig
+    from twinpool.worker.engines.command import Command
+    from twinpool.worker.logic.report import Life
+
+#: Overrides where the termination message goes, for runs outside a pod.
+TERMINATION_LOG_ENV = "TWINPOOL_TERMINATION_LOG"
+TERMINATION_LOG = "/dev/termination-log"
+
+
+def log(message: str) -> None:
+    """Write one line of the launcher's own to stderr, told apart from the engine's by its prefix."""
+    print(f"twinpool-worker: {message}", file=sys.stderr, flush=True)
+
+
+def visible_gpus() -> int:
+    """Count the GPU devices in this container (NVIDIA, or AMD's one kernel driver)."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) + len(list(Path("/dev").glob("kfd")))
+
+
+def check_model_path(config: WorkerConfig) -> None:
+    """Refuse a model folder that is not there, which vLLM takes for a wrong id after half a minute of imports.
+
+    Raises
+    ------
+    InvalidValue
+        The model's path is absolute and does not exist.
+    """
+    if config.engine == "vllm" and config.model_path.startswith("/") and not Path(config.model_path).exists():
+        raise InvalidValue(
+            f"the model's path {config.model_path} does not exist in the engine's container",
+            "check model.source, and that the volume is mounted there",
+        )
+
+
+def write_termination_message(message: str, environment: Mapping[str, str]) -> None:
+    """Leave ``message`` where the kubelet reads it; outside a pod the file does not exist and nothing is written."""
+    path = Path(environment.get(TERMINATION_LOG_ENV, TERMINATION_LOG))
+    try:
+        if path.exists() or TERMINATION_LOG_ENV in environment:
+            path.write_text(message, encoding="utf-8")
+    except OSError as error:
+        log(f"cannot write the termination message to {path}: {error.strerror}")
+
+
+class Host(ABC):
+    """Runs one engine until the pod must go or the engine cannot be kept. What decides is in the subclass's logic.
+
+    Raises
+    ------
+    InvalidValue
+        When the settings cannot be used, or the model is not there.
+    PortTaken
+        When the launcher's own port cannot be bound.
+    """
+
+    #: Answers a question of another rank; None where nobody asks.
+    _hear: Callable[[bytes], tuple[int, str]] | None = None
+
+    def __init__(self, config: WorkerConfig, environment: Mapping[str, str], state: Life) -> None:
+        check_model_path(config)
+        self._pod = Pod.from_environment(environment)
+        self._config = config
+        self._environment = environment
+        self._process: process.EngineProcess | None = None
+        self._inbox = Inbox()
+        self._terminate = False
+        self._quit: Quit | None = None
+        self._snapshot = Snapshot(state, config.engine, config.model, config.role, version())
+        self._endpoint = Endpoint(self._pod.ip, protocol.LAUNCHER_PORT, self._read, self._hear)
+
+    @abstractmethod
+    def _step(self, event: Any) -> tuple[Life, tuple[Any, ...]]:
+        """Take an event in; return the state after it and what to do."""
+
+    @abstractmethod
+    def _due(self) -> float | None:
+        """Return the time at which the state changes by itself."""
+
+    @abstractmethod
+    def _ended(self, reason: str) -> Any:
+        """Return the event that the engine ended."""
+
+    @abstractmethod
+    def _start(self, action: Any) -> None:
+        """Start the engine."""
+
+    @abstractmethod
+    def _ask(self, action: Any) -> None:
+        """Ask what the action wants to know and put the answer into the inbox; runs on a thread of its own."""
+
+    def run(self) -> int:
+        """Run to the end; return the exit code."""
+        process.become_subreaper()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
+        self._inbox.wake_on_signals()
+        self._handle(Begin())
+        while self._quit is None:
+            self._handle(self._next_event())
+        return self._leave(self._quit)
+
+    def _announce(self, command: Command) -> None:
+        if self._config.engine == "vllm" and command.on_cpu:
+            wanted = f"{self._config.gpus} were asked for" if self._config.gpus else "none was asked for"
+            log(f"WARNING: NO GPU IS USED ({wanted}, {visible_gpus()} visible): vLLM runs on the CPU, slowly")
+        log(f"{self._config.role} of pool {self._config.pool} starts {shlex.join(redacted(command.argv))}")
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._terminate = True
+
+    def _next_event(self) -> Any:
+        """Return the next event: a signal's, an answer, or a tick when one is due."""
+        if self._terminate:
+            self._terminate = False
+            return Terminate()
+        ended = self._reap()
+        if ended is not None:
+            return ended
+        due = self._due()
+        return self._inbox.take(None if due is None else max(0.0, due - time.monotonic())) or Tick()
+
+    def _reap(self) -> Any:
+        """Reap every child that ended; return the engine's end, if it is among them."""
+        code = None
+        for pid, exit_code in process.reap():
+            if self._process is not None and pid == self._process.pid:
+                code = exit_code
+        if code is None or self._process is None:
+            return None
+        self._process.finish(code)
+        return self._ended(failure_reason(self._process.tail.lines(), code))
+
+    def _handle(self, event: Any) -> None:
+        before = self._snapshot.state
+        state, actions = self._step(event)
+        self._publish(state)
+        if state.phase != before.phase:
+            log(f"{state.phase}" + (f": {state.reason}" if state.reason else ""))
+        for action in actions:
+            self._execute(action)
+
+    def _execute(self, action: Any) -> None:
+        if isinstance(action, StopEngine):
+            self._stop(force=action.force)
+        elif isinstance(action, Quit):
+            self._quit = action
+        elif self.starts(action):
+            self._start(action)
+        else:
+            threading.Thread(target=self._ask, args=(action,), name="question", daemon=True).start()
+
+    @staticmethod
+    @abstractmethod
+    def starts(action: Any) -> bool:
+        """Return whether the action starts the engine."""
+
+    def _spawn(self, command: Command, failed: Callable[[str], Any]) -> None:
+        """Start a process; ``failed`` makes the event that it could not be started."""
+        try:
+            self._process = process.EngineProcess(command)
+        except OSError as error:
+            self._process = None
+            reason = f"cannot start {command.argv[0]!r}: {error.strerror} - set engine.python to an interpreter"
+            self._inbox.put(failed(f"{reason} of the image"))
+        self._publish(self._snapshot.state)
+
+    def _stop(self, *, force: bool) -> None:
+        if self._process is None:
+            return
+        if force:
+            self._process.kill()
+        else:
+            self._process.terminate()
+
+    def _publish(self, state: Life) -> None:
+        idle = state.phase in ("joining", "backoff", "stopped")
+        pid = self._process.pid if self._process and not idle else None
+        self._snapshot = replace(self._snapshot, state=state, pid=pid)
+
+    def _read(self) -> Snapshot:
+        """Return the snapshot with the lines of this moment; called on the endpoint's threads."""
+        current = self._process
+        return replace(self._snapshot, last_lines=current.tail.lines() if current else ())
+
+    def _leave(self, end: Quit) -> int:
+        """End what is left, say why, and return the exit code."""
+        lines = self._process.tail.lines() if self._process else ()
+        if self._process is not None:
+            self._process.kill()
+        if end.code:
+            log(f"leaving with exit code {end.code}: {end.reason}")
+            write_termination_message(termination_message(end.reason, lines), self._environment)
+        self._endpoint.close()
+        self._inbox.close()
+        return end.code
