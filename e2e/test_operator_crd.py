@@ -105,15 +105,15 @@ COLLIDING_ENV = ["POD_IP", "VLLM_HOST_IP", "TWINPOOL_ANYTHING"]
 
 
 def role_cases(role: str) -> list[Case]:
-    tensor = (f"spec.{role}.parallelism.tensor", "must divide resources.gpu.perNode")
+    split = (f"spec.{role}.parallelism", "must divide resources.gpu.perNode")
     return [
         Case(
             f".spec.{role}",
-            {role: {"parallelism": {"tensor": 4}}},
+            {role: {"parallelism": {"tensor": 8, "pipeline": 2}}},
             {role: {"parallelism": {"tensor": 3}}},
-            tensor,
+            split,
             extra=(
-                {role: {"parallelism": {"tensor": 16}}},
+                {role: {"parallelism": {"tensor": 4, "pipeline": 3}}},
                 {role: {"parallelism": {"tensor": 2}, "resources": {"gpu": {"perNode": 0}}}},
             ),
         ),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from twinpool.core.crd import custom_resource_definition
-from twinpool.core.spec import InferencePool, InferencePoolSpec
+from twinpool.core.spec import InferencePool, InferencePoolSpec, WorkerRole
 
 SHORT: dict[str, Any] = {
     "apiVersion": "serving.twinpool.dev/v1alpha1",
@@ -137,3 +137,12 @@ def test_any_role_survives_writing_and_reading(replicas: int, tensor: int, timeo
     }
     pool = InferencePool.model_validate({"metadata": {"name": "a"}, "spec": spec})
     assert InferencePool.model_validate(pool.to_manifest()).spec == pool.spec
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "per_node", "nodes"),
+    [({}, 8, 1), ({"tensor": 8}, 8, 1), ({"tensor": 8, "pipeline": 2}, 8, 2), ({"tensor": 4}, 1, 4), ({}, 0, 1)],
+)
+def test_nodes_of_a_replica(parallelism: dict[str, int], per_node: int, nodes: int) -> None:
+    role = WorkerRole.model_validate({"parallelism": parallelism, "resources": {"gpu": {"perNode": per_node}}})
+    assert role.nodes == nodes

@@ -11,7 +11,7 @@ import pytest
 from twinpool.core import protocol
 from twinpool.core.spec import InferencePool
 from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Action, Apply, Delete, Retire
+from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.observed import Child, Observed, PodView, read_child
 from twinpool.operator.logic.plan import plan
@@ -43,6 +43,7 @@ class ModelCluster:
         self.objects: dict[tuple[str, str], Body] = {}
         self.pods: dict[str, PodView] = {}
         self.created_groups: list[str] = []
+        self._incarnations: dict[str, int] = {}
         self._version = 0
 
     def version(self) -> str:
@@ -73,6 +74,8 @@ class ModelCluster:
                 stored = self._exact("StatefulSet", name, uid, resource_version)
                 patch = {"metadata": {"annotations": {names.RETIRED_ANNOTATION: "true"}}, "spec": {"replicas": 0}}
                 self._store("StatefulSet", name, merge(stored, patch))
+            case Annotate(kind, name, uid, key, value):
+                self._annotate(kind, name, uid, key, value)
             case Delete(kind, name, uid, resource_version):
                 self._exact(kind, name, uid, resource_version)
                 del self.objects[kind, name]
@@ -86,7 +89,18 @@ class ModelCluster:
             self.created_groups.append(name)
         body["metadata"]["uid"] = uid or f"uid-{self.version()}"
         body["status"] = known.get("status", {}) if known else {}
+        for key, value in (known["metadata"].get("annotations", {}) if known else {}).items():
+            if key == protocol.ANNOTATION_LEADER:  # somebody else's field, which an apply leaves alone
+                body["metadata"].setdefault("annotations", {})[key] = value
         self._store(kind, name, body)
+
+    def _annotate(self, kind: str, name: str, uid: str, key: str, value: str) -> None:
+        if kind == "Pod":
+            assert (key, self.pods[name].uid) == (protocol.ANNOTATION_LEADER, uid)
+            self.pods[name] = dataclasses.replace(self.pods[name], leader=value)
+        else:
+            assert self.objects[kind, name]["metadata"]["uid"] == uid
+            self._store(kind, name, merge(self.objects[kind, name], {"metadata": {"annotations": {key: value}}}))
 
     def _store(self, kind: str, name: str, body: Body) -> None:
         generation = body["metadata"].get("generation", 0) + 1
@@ -107,13 +121,22 @@ class ModelCluster:
             for n in range(body.get("spec", {}).get("replicas", 0)):
                 group = name if kind == "StatefulSet" else ""
                 revision = labels.get(protocol.LABEL_REVISION, "")
-                view = PodView(f"{name}-{n}", labels[protocol.LABEL_ROLE], group, revision, scheduled=True)
-                wanted[view.name] = view
+                wanted[f"{name}-{n}"] = PodView(
+                    f"{name}-{n}",
+                    labels[protocol.LABEL_ROLE],
+                    group,
+                    revision,
+                    scheduled=True,
+                    rank=n if group else 0,
+                    address=f"10.0.0.{n + 1}",
+                )
         for name, pod in list(self.pods.items()):
             if name not in wanted and pod.deadline is None:
                 self.pods[name] = dataclasses.replace(pod, deadline=self.now + GRACE)
         for name, pod in wanted.items():
-            self.pods.setdefault(name, pod)
+            if name not in self.pods:
+                self._incarnations[name] = self._incarnations.get(name, 0) + 1
+                self.pods[name] = dataclasses.replace(pod, uid=f"uid-{name}-{self._incarnations[name]}")
         self._report()
 
     def _report(self) -> None:

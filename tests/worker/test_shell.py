@@ -8,7 +8,7 @@ import pytest
 
 from twinpool.worker.logic.report import Snapshot
 from twinpool.worker.logic.supervisor import State
-from twinpool.worker.shell import endpoint, launcher, process
+from twinpool.worker.shell import endpoint, host, process
 from twinpool.worker.shell.engine_client import EngineClient
 
 
@@ -166,7 +166,7 @@ def test_ipv6_addresses_are_served():
 
 def test_a_termination_message_goes_only_where_the_kubelet_waits_for_it(tmp_path, capsys):
     path = tmp_path / "log"
-    launcher.write_termination_message("why", {launcher.TERMINATION_LOG_ENV: str(path)})
+    host.write_termination_message("why", {host.TERMINATION_LOG_ENV: str(path)})
     assert path.read_text() == "why"
-    launcher.write_termination_message("why", {launcher.TERMINATION_LOG_ENV: str(tmp_path)})
+    host.write_termination_message("why", {host.TERMINATION_LOG_ENV: str(tmp_path)})
     assert "cannot write the termination message" in capsys.readouterr().err

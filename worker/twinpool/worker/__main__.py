@@ -62,7 +62,8 @@ def _inject(directory: Path) -> int:
 
 
 def _run() -> int:
-    from twinpool.worker.shell.launcher import log, run, write_termination_message
+    from twinpool.worker.shell.host import log, write_termination_message
+    from twinpool.worker.shell.launcher import run
 
     try:
         text = os.environ.get(protocol.WORKER_CONFIG_ENV)

@@ -44,6 +44,17 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class Annotate:
+    """Set an annotation of an object, provided that it is still the object that was observed."""
+
+    kind: str
+    name: str
+    uid: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete an object, provided that it is still the object that was observed."""
 
@@ -53,7 +64,7 @@ class Delete:
     resource_version: str
 
 
-Action = Apply | Retire | Delete
+Action = Apply | Retire | Annotate | Delete
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ scaled to 0, then deleted when its last pod is gone.
 Rules for a change of revision, per role with N wanted groups:
 
 * at most one group more than N (those of other revisions that still have pods count, unless a lost node holds them);
+* a group of which a lost node holds a pod goes at once: that pod's name is taken, so it can never be whole again;
 * a group of an old revision that is not ready goes at once;
 * a ready one goes when N others are ready and every role has a ready group of the new revision;
 * the last old group of a role goes only when every role is complete in the new revision, because a pair works only
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
+from twinpool.operator.logic.pods import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,6 +47,7 @@ class Group:
     serial: int
     #: Pods that exist, whatever their state.
     pods: tuple[PodView, ...]
+    #: Pods that make it whole, one for each node.
     size: int = 1
 
     @property
@@ -56,6 +59,11 @@ class Group:
     def retired(self) -> bool:
         """Return whether the group is on its way out."""
         return self.child.deleting or self.child.annotation(names.RETIRED_ANNOTATION) == "true"
+
+    @property
+    def leader(self) -> PodView | None:
+        """Return the pod that answers for the group."""
+        return next((pod for pod in self.pods if pod.rank == 0), None)
 
     @property
     def ready(self) -> bool:
@@ -70,9 +78,15 @@ class Group:
 
     def lost(self, now: float) -> bool:
         """Return whether all that is left of the group is pods that a lost node holds."""
-        return bool(self.pods) and all(
-            pod.deadline is not None and now > pod.deadline + LOST_AFTER for pod in self.pods
-        )
+        return bool(self.pods) and all(_overdue(pod, now) for pod in self.pods)
+
+    def torn(self, now: float) -> bool:
+        """Return whether a lost node holds a pod of the group: its name is taken, so nothing can replace it."""
+        return any(_overdue(pod, now) for pod in self.pods)
+
+
+def _overdue(pod: PodView, now: float) -> bool:
+    return pod.deadline is not None and now > pod.deadline + LOST_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +114,7 @@ def _group(child: Child, pods: Mapping[str, list[PodView]]) -> Group:
         revision=child.label(protocol.LABEL_REVISION),
         serial=int(serial) if serial.isdecimal() else 0,
         pods=tuple(pods.get(child.name, ())),
+        size=nodes_of(child.content.get("spec", {}).get("template", {})),
     )
 
 
@@ -119,12 +134,14 @@ def changes(existing: Iterable[Group], wanted: Mapping[str, int], revision: str,
 def _role_change(
     members: list[Group], wanted: int, revision: str, now: float, *, begun: bool, complete: bool
 ) -> RoleChange:
-    new = [group for group in members if not group.retired and group.revision == revision]
-    old = [group for group in members if not group.retired and group.revision != revision]
+    torn = [group for group in members if not group.retired and group.torn(now)]
+    live = [group for group in members if not group.retired and group not in torn]
+    new = [group for group in live if group.revision == revision]
+    old = [group for group in live if group.revision != revision]
     leaving = [group for group in members if group.retired and group.revision != revision and not group.lost(now)]
     room = wanted + 1 - len(new) - len(old) - len(leaving) if old or leaving else wanted - len(new)
     create = max(0, min(wanted - len(new), room))
-    retire = _leaving_old(old, new, wanted, begun=begun, complete=complete) + _excess(new, wanted)
+    retire = torn + _leaving_old(old, new, wanted, begun=begun, complete=complete) + _excess(new, wanted)
     return RoleChange(create, tuple(retire))
 
 

@@ -71,6 +71,12 @@ class PodView:
     scheduler_message: str = ""
     containers: tuple[ContainerView, ...] = ()
     uid: str = ""
+    address: str = ""
+    node: str = ""
+    #: The pod's ordinal in its group; rank 0 leads.
+    rank: int = 0
+    #: The leader as the pod was told, as JSON.
+    leader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,10 @@ def read_pod(body: Body) -> PodView:
         scheduler_message="" if placed is None else placed.get("message", ""),
         containers=tuple(_read_container(report) for report in reports),
         uid=metadata.get("uid", ""),
+        address=status.get("podIP", ""),
+        node=(body.get("spec") or {}).get("nodeName", ""),
+        rank=int(index) if (index := labels.get(protocol.LABEL_POD_INDEX, "")).isdecimal() else 0,
+        leader=(metadata.get("annotations") or {}).get(protocol.ANNOTATION_LEADER, ""),
     )
 
 

@@ -14,6 +14,7 @@ from twinpool.operator.logic.actions import Action, Apply, Delete, Plan, Retire
 from twinpool.operator.logic.conditions import Situation
 from twinpool.operator.logic.drift import in_place, stamped
 from twinpool.operator.logic.groups import LOST_AFTER, Group, RoleChange, changes, groups, last_serial, new_names
+from twinpool.operator.logic.leaders import naming
 from twinpool.operator.logic.pods import Template, worker_template
 from twinpool.operator.logic.revision import revision as revision_of
 from twinpool.operator.logic.router_objects import router_objects
@@ -51,6 +52,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         if not in_place(child, body)
     ]
     actions += _removals(existing, change, children, pool)
+    actions += naming(existing)
     situation = Situation(observed, revision, wanted, existing, acting=bool(actions))
     return Plan(tuple(actions), status(situation, now), _requeue_after(existing, now))
 

@@ -6,12 +6,15 @@ command, the ports that others dial, probes and gates stay ours: a pod without t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
+from twinpool.core.errors import InvalidValue
 from twinpool.core.protocol import WorkerConfig
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic import names
@@ -29,6 +32,7 @@ GRACE_MARGIN = 15
 MODEL_DIRECTORY = "/models"
 
 _LAUNCHER_VOLUME = "twinpool"
+_POD_VOLUME = "twinpool-pod"
 _RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _DOWNWARD_ENV = {
     "POD_IP": "status.podIP",
@@ -80,6 +84,8 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         model_revision=model.revision,
         max_model_len=model.max_model_len,
         tensor=role.parallelism.tensor,
+        pipeline=role.parallelism.pipeline,
+        nodes=role.nodes,
         gpus=gpus(pool, role),
         connector=pool.spec.handoff.connector if disaggregated else None,
         args=engine.args + role.engine.args,
@@ -91,7 +97,17 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
 def gpus(pool: InferencePool, role: WorkerRole) -> int:
     """Return the GPUs of one pod; none on the CPU, and none for the simulated engine."""
     on_cpu = role.resources.gpu.per_node == 0 or pool.spec.engine.kind == "simulated"
-    return 0 if on_cpu else role.parallelism.tensor
+    return 0 if on_cpu else role.ranks // role.nodes
+
+
+def nodes_of(template: Mapping[str, Any]) -> int:
+    """Return how many pods a group of this template has; 1 when the template is no longer one of ours."""
+    for container in (template.get("spec") or {}).get("containers") or ():
+        for entry in container.get("env") or ():
+            if entry.get("name") == protocol.WORKER_CONFIG_ENV:
+                with contextlib.suppress(InvalidValue):
+                    return WorkerConfig.from_json(entry.get("value", "")).nodes
+    return 1
 
 
 def model_path(pool: InferencePool) -> str:
@@ -159,6 +175,7 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
             {"name": _LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the container's own shared memory
             *([{"name": "model", "mountPath": MODEL_DIRECTORY, "readOnly": True}] if _claim(pool) else []),
+            *([{"name": _POD_VOLUME, "mountPath": protocol.POD_INFO_DIRECTORY}] if role.nodes > 1 else []),
         ],
     }
 
@@ -174,6 +191,9 @@ def _probe(path: str, period: int, failures: int) -> Template:
 
 def _environment(pool: InferencePool, name: str, role: WorkerRole) -> list[Template]:
     env = [{"name": protocol.WORKER_CONFIG_ENV, "value": worker_config(pool, name, role).to_json()}, *downward_env()]
+    if role.nodes > 1:
+        rank = {"fieldPath": f"metadata.labels['{protocol.LABEL_POD_INDEX}']"}
+        env.append({"name": protocol.NODE_RANK_ENV, "valueFrom": {"fieldRef": rank}})
     if pool.spec.model.secret_ref is not None:
         secret = {"name": pool.spec.model.secret_ref.name, "key": "HF_TOKEN"}
         env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
@@ -214,6 +234,10 @@ def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
     ]
     if claim := _claim(pool):
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    if role.nodes > 1:
+        leader = {"fieldPath": f"metadata.annotations['{protocol.ANNOTATION_LEADER}']"}
+        item = {"path": PurePosixPath(protocol.LEADER_FILE).name, "fieldRef": leader}
+        volumes.append({"name": _POD_VOLUME, "downwardAPI": {"items": [item]}})
     return volumes
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.merge import merge
-from twinpool.operator.logic.pods import Template, with_revision
+from twinpool.operator.logic.pods import Template, nodes_of, with_revision
 
 if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
@@ -37,7 +37,7 @@ def headless_service(pool: InferencePool, role: str) -> Body:
 
 
 def group_set(pool: InferencePool, role: str, template: Template, revision: str, serial: int, name: str) -> Body:
-    """Return the StatefulSet of a group. Its pods start together and are replaced by nobody but the operator."""
+    """Return the StatefulSet of a group: a pod for each node, started together, replaced by nobody but the operator."""
     group = {protocol.LABEL_GROUP: name}
     metadata = merge(
         names.metadata(pool, name, role),
@@ -52,7 +52,7 @@ def group_set(pool: InferencePool, role: str, template: Template, revision: str,
         "kind": "StatefulSet",
         "metadata": metadata,
         "spec": {
-            "replicas": 1,
+            "replicas": nodes_of(template),
             "serviceName": names.child_name(pool, role),
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},

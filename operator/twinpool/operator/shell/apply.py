@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Action, Apply, Delete, Retire
+from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire
 from twinpool.operator.logic.observed import Refusal, read_child
 from twinpool.operator.shell.cluster import ApiRefused, Cluster
 from twinpool.operator.shell.observe import belongs
@@ -58,7 +58,7 @@ class Executor:
                     continue
                 if error.code in (0, 429) or error.code >= 500:
                     raise
-                kind = action.kind if isinstance(action, Apply | Delete) else "StatefulSet"
+                kind = action.kind if isinstance(action, Apply | Annotate | Delete) else "StatefulSet"
                 refusals.append(Refusal(kind, action.name, error.message))
         return tuple(refusals)
 
@@ -148,6 +148,9 @@ class Executor:
                 }
                 await self._cluster.merge("StatefulSet", namespace, name, body)
                 _log.info("%s/%s: retired group %s", namespace, pool, name)
+            case Annotate(kind, name, uid, annotation, value):
+                body = {"metadata": {"uid": uid, "annotations": {annotation: value}}}
+                await self._cluster.merge(kind, namespace, name, body)
             case Delete(kind, name, uid, resource_version):
                 await self._cluster.delete(kind, namespace, name, uid, resource_version)
                 _log.info("%s/%s: deleted %s %s", namespace, pool, kind, name)

@@ -27,6 +27,7 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
     protocol.KIND: (f"/apis/{protocol.API_VERSION}", protocol.PLURAL),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "Deployment": ("/apis/apps/v1", "deployments"),
+    "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),

@@ -26,8 +26,6 @@ from twinpool.worker.logic.ranks import Answer, Report
 from twinpool.worker.shell.engine_client import EngineClient
 from twinpool.worker.shell.follower import Follower
 from twinpool.worker.shell.host import Host, visible_gpus
-from twinpool.worker.shell.host import log as log
-from twinpool.worker.shell.host import write_termination_message as write_termination_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
