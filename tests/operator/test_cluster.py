@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
-from twinpool.operator.shell.cluster import ApiRefused, Cluster
+from twinpool.operator.shell.cluster import ApiRefused, Cluster, _seconds
 from twinpool.operator.shell.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -23,13 +23,14 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.answer: tuple[int, Any] = (200, {"ok": True})
+        self.pages: list[Any] = []
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else None
         headers = {"type": request.headers.get("Content-Type", ""), "auth": request.headers.get("Authorization", "")}
         self.requests.append((request.method, request.path_qs, headers, body))
-        status, answer = self.answer
+        status, answer = (200, self.pages.pop(0)) if self.pages else self.answer
         if isinstance(answer, str):
             return web.Response(status=status, text=answer)
         return web.json_response(answer, status=status)
@@ -127,3 +128,47 @@ async def test_no_answer_is_counted_and_named() -> None:
     assert caught.value.code == 0
     name, labels = "twinpool_operator_api_requests_total", {"verb": "GET", "code": "error"}
     assert metrics.registry.get_sample_value(name, labels) == 1
+
+
+async def test_refused_credentials_are_read_again_once() -> None:
+    api, metrics = ApiServer(), Metrics()
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", api.handle)
+    async with TestServer(application) as listening:
+        host = str(listening.make_url("")).rstrip("/")
+        reads = 0
+
+        async def renew() -> client.Configuration:
+            nonlocal reads
+            reads += 1
+            api.answer = (200, {"ok": True})
+            return client.Configuration(host=host)
+
+        cluster = Cluster(client.Configuration(host=host), metrics, renew)
+        api.answer = (401, {"message": "Unauthorized"})
+        assert await cluster.get("Lease", "n", "l") == {"ok": True}
+        assert (reads, cluster.unauthorized) == (1, False)
+        api.answer = (401, {"message": "Unauthorized"})
+        with pytest.raises(ApiRefused):
+            await cluster.get("Lease", "n", "l")
+        assert (reads, cluster.unauthorized) == (1, True), "credentials that are refused for good are no storm"
+        await cluster.close()
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("soon", 0.0), ("1e9", 300.0), ("-1", 0.0)])
+def test_how_long_the_server_wants_to_be_left_alone(header: str, seconds: float) -> None:
+    assert _seconds(header) == seconds
+
+
+async def test_uids_of_all_pages(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, _ = server
+    api.pages = [
+        {"metadata": {"continue": "more"}, "items": [{"metadata": {"uid": "a"}}]},
+        {"metadata": {}, "items": [{"metadata": {"uid": "b"}}]},
+    ]
+    assert await cluster.uids("Pod", "") == {"a", "b"}
+    paths = [path for _, path, _, _ in api.requests]
+    assert "labelSelector=app.kubernetes.io/managed-by%3Dtwinpool" in paths[0]
+    assert "continue=more" in paths[1]
+    await cluster.uids("InferencePool", "")
+    assert "labelSelector" not in api.requests[2][1], "pools carry no label of ours"

@@ -9,8 +9,9 @@ from twinpool.operator.__main__ import main, parse
 from twinpool.operator.logic.settings import VLLM_IMAGE, Settings
 from twinpool.operator.shell.cluster import ApiRefused
 from twinpool.operator.shell.health import health_application
+from twinpool.operator.shell.journal import Journal
 from twinpool.operator.shell.metrics import Metrics
-from twinpool.operator.shell.operator import _crd_problem
+from twinpool.operator.shell.selfcheck import crd_problem
 
 
 def test_defaults() -> None:
@@ -54,12 +55,12 @@ def test_no_cluster_is_one_clear_line(
     ("code", "words"), [(404, "kubectl apply -f crds/"), (403, "--namespace"), (0, "cannot be listed")]
 )
 def test_what_keeps_the_operator_from_starting_is_said(code: int, words: str) -> None:
-    assert words in _crd_problem(ApiRefused(code, "nope"))
+    assert words in crd_problem(ApiRefused(code, "nope"))
 
 
 async def test_probes_and_metrics() -> None:
     problem = ["not yet"]
-    application = health_application(lambda: problem[0], lambda: "", Metrics())
+    application = health_application(lambda: problem[0], lambda: "", Metrics(), Journal())
     async with TestClient(TestServer(application)) as client:
         answer = await client.get("/readyz")
         assert (answer.status, await answer.text()) == (503, "not yet\n")

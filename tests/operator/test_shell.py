@@ -420,3 +420,32 @@ async def test_a_lease_that_ends_while_an_object_is_looked_for_stops_the_write()
     with pytest.raises(NotLeader):
         await executor(cluster, leader).execute(KEY, (service(),))
     assert cluster.requests == [("get", "s")]
+
+
+@pytest.mark.looptime
+async def test_a_flapping_child_causes_at_most_one_status_write_a_second() -> None:
+    bench = Bench(stored_pool())
+    task = asyncio.create_task(bench.reconciler.work())
+    began = asyncio.get_running_loop().time()
+    for _ in range(100):
+        bench.reconciler.event(KEY, "")
+        await asyncio.sleep(0.1)
+    seconds = asyncio.get_running_loop().time() - began
+    # The cache never shows what was written, so that every plan wants to write.
+    assert seconds - 1 <= len(bench.cluster.statuses) <= seconds + 1
+    task.cancel()
+
+
+async def test_trouble_is_waited_for_as_long_as_the_server_asks() -> None:
+    bench = Bench(stored_pool())
+    bench.cluster.errors["apply"] = [ApiRefused(429, "slow down", 33.0)]
+    await bench.once()
+    assert bench.queue._later[KEY].when() > asyncio.get_running_loop().time() + 30
+
+
+async def test_a_plan_that_could_not_be_carried_out_is_in_the_journal() -> None:
+    bench = Bench(stored_pool())
+    bench.cluster.errors["apply"] = [ApiRefused(503, "busy")]
+    await bench.once()
+    (entry,) = bench.reconciler._journal.show(KEY) or []
+    assert entry["result"] == "not carried out"

@@ -42,6 +42,11 @@ class Retire:
     uid: str
     resource_version: str
 
+    @property
+    def kind(self) -> str:
+        """Return the kind of a group's object."""
+        return "StatefulSet"
+
 
 @dataclass(frozen=True, slots=True)
 class Annotate:

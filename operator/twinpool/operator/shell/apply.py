@@ -10,6 +10,7 @@ from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire
 from twinpool.operator.logic.observed import Refusal, read_child
 from twinpool.operator.shell.cluster import ApiRefused, Cluster
+from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import belongs
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ class NotLeader(Exception):
 class Executor:
     """Writes for as long as the Lease is held."""
 
-    def __init__(self, cluster: Cluster, leadership: Leadership, memory: Memory) -> None:
+    def __init__(
+        self, cluster: Cluster, leadership: Leadership, memory: Memory, metrics: Metrics | None = None
+    ) -> None:
+        self._metrics = metrics or Metrics()
         self._cluster = cluster
         self._leadership = leadership
         self._memory = memory
@@ -54,12 +58,13 @@ class Executor:
             try:
                 await self._one(key, action)
             except ApiRefused as error:
-                if error.code in _STALE:
-                    continue
-                if error.code in (0, 429) or error.code >= 500:
+                if error.code in (0, 401, 429) or error.code >= 500:
                     raise
-                kind = action.kind if isinstance(action, Apply | Annotate | Delete) else "StatefulSet"
-                refusals.append(Refusal(kind, action.name, error.message))
+                self._count(action, "stale" if error.code in _STALE else "refused")
+                if error.code not in _STALE:
+                    refusals.append(Refusal(action.kind, action.name, error.message))
+            else:
+                self._count(action, "done")
         return tuple(refusals)
 
     async def restore_labels(self, key: PoolKey, pool_uid: str, group: str) -> bool:
@@ -126,6 +131,9 @@ class Executor:
         if not belongs(found, owner["name"], owner["uid"]):
             raise ApiRefused(_INVALID, "it exists and is not the pool's; remove it, or give the pool another name")
         return found.uid, found.resource_version
+
+    def _count(self, action: Action, result: str) -> None:
+        self._metrics.actions.labels(type(action).__name__.lower(), action.kind, result).inc()
 
     def _check(self) -> None:
         if not self._leadership.valid:

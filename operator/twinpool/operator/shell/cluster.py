@@ -1,10 +1,12 @@
 """Writes to the API server: dictionaries in, dictionaries out, over the official client's connections and credentials.
 
-Reads go through the watches (:mod:`twinpool.operator.shell.watch`); the only object that is read here is the Lease.
+Reads go through the watches (:mod:`twinpool.operator.shell.watch`). Read here is the Lease, and what the watches cannot
+tell: whether an object exists that they do not show, and whether one that they show still does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Mapping
@@ -18,6 +20,8 @@ from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from twinpool.operator.shell.metrics import Metrics
 
 Body = Mapping[str, Any]
@@ -38,8 +42,9 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
 FIELD_MANAGER = "twinpool/reconciler"
 STATUS_MANAGER = "twinpool/status"
 
-#: Seconds for one request.
+#: Seconds for one request, and the longest time that the server may ask to be left alone.
 TIMEOUT = 10.0
+MAX_RETRY_AFTER = 300.0
 
 _INVALID = 422
 _UNKNOWN_FIELD = "field not declared in schema"
@@ -47,15 +52,27 @@ _UNKNOWN_FIELD = "field not declared in schema"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
+#: Lists without the objects' content: what is compared is the uid alone.
+_NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+#: Objects in one answer of a list, and seconds between two renewals of refused credentials.
+_PAGE = 500
+_RENEW_PAUSE = 5.0
+_UNAUTHORIZED = 401
 
 
 class ApiRefused(TwinpoolError):
-    """The API server answered with an error; ``code`` is the HTTP status."""
+    """The API server answered with an error; ``code`` is the HTTP status, 0 when there was no answer.
 
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(f"the API server answered {code}: {message}")
+    ``retry_after`` is the number of seconds for which the server wants to be left alone.
+    """
+
+    def __init__(self, code: int, message: str, retry_after: float = 0.0) -> None:
+        answer = f"the API server answered {code}: {message}" if code else f"the API server does not answer: {message}"
+        super().__init__(answer)
         self.code = code
         self.message = message
+        self.retry_after = retry_after
 
 
 class ClusterUnreachable(TwinpoolError):
@@ -76,7 +93,7 @@ async def configuration() -> client.Configuration:
         if in_cluster:
             config.load_incluster_config(client_configuration=result)
         else:
-            await config.load_kube_config(client_configuration=result)
+            await config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=result)
     except config.ConfigException as error:
         looked = os.environ.get("KUBECONFIG", str(Path.home() / ".kube/config"))
         raise ClusterUnreachable(
@@ -87,12 +104,23 @@ async def configuration() -> client.Configuration:
 
 
 class Cluster:
-    """The API server, as far as the operator writes to it."""
+    """The API server, as far as the operator writes to it.
 
-    def __init__(self, settings: client.Configuration, metrics: Metrics) -> None:
-        self._client = client.ApiClient(settings)
-        self._client.user_agent = "twinpool-operator"
+    ``renew`` reads the credentials anew; it is called when they are refused, since tokens are replaced while we run.
+    """
+
+    def __init__(
+        self, settings: client.Configuration, metrics: Metrics, renew: Callable[[], Awaitable[Any]] | None = None
+    ) -> None:
         self._metrics = metrics
+        self._renew = renew
+        self._renewed = float("-inf")
+        self._renewing = asyncio.Lock()
+        self._client = _api_client(settings)
+        #: Since when every request was answered, by the loop's clock; None while the server gives no answer.
+        self.answering_since: float | None = None
+        #: Whether the last answer was that our credentials are not known.
+        self.unauthorized = False
 
     async def close(self) -> None:
         """Close the connections."""
@@ -139,6 +167,34 @@ class Cluster:
         """Replace an object; refused with 409 when its resourceVersion is another one."""
         return await self._request("PUT", object_path(kind, namespace, name), body)
 
+    async def read(self, path: str) -> dict[str, Any]:
+        """Read what is no object of ours, such as the API's own description of itself."""
+        return await self._request("GET", path)
+
+    async def allowed(self, attributes: Body) -> bool:
+        """Return whether we may do what ``attributes`` (``ResourceAttributes``) say."""
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = await self._request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+        return bool(answer["status"].get("allowed"))
+
+    async def uids(self, kind: str, namespace: str) -> set[str]:
+        """Return the uids of all objects of ``kind`` that are ours: by label, but for the pools themselves."""
+        query = {"limit": str(_PAGE)}
+        if kind != protocol.KIND:
+            query["labelSelector"] = f"{protocol.LABEL_MANAGED_BY}={protocol.MANAGED_BY}"
+        result: set[str] = set()
+        while True:
+            path = f"{list_path(kind, namespace)}?{urlencode(query)}"
+            found = await self._request("GET", path, accept=_NAMES_ONLY)
+            result.update(item["metadata"]["uid"] for item in found.get("items") or ())
+            query["continue"] = (found.get("metadata") or {}).get("continue") or ""
+            if not query["continue"]:
+                return result
+
     async def any(self, kind: str, namespace: str) -> bool:
         """Return whether there is an object of ``kind`` (in all namespaces when ``namespace`` is empty)."""
         found = await self._request("GET", list_path(kind, namespace) + "?limit=1")
@@ -151,25 +207,67 @@ class Cluster:
         return await self._request("PATCH", f"{path}?{urlencode(query)}", body, content_type)
 
     async def _request(
-        self, verb: str, path: str, body: Body | None = None, content_type: str = _JSON
+        self, verb: str, path: str, body: Body | None = None, content_type: str = _JSON, accept: str = _JSON
     ) -> dict[str, Any]:
-        headers = {"Content-Type": content_type, "Accept": _JSON}
+        headers = {"Content-Type": content_type, "Accept": accept}
+        used = self._client
+        status, text, retry_after = await self._send(verb, path, headers, body)
+        if status == _UNAUTHORIZED and await self._renewed_credentials(used):
+            status, text, retry_after = await self._send(verb, path, headers, body)
+        self.unauthorized = status == _UNAUTHORIZED
+        if status >= 400:
+            reason = _reason(text)
+            # An applied object with a field that does not exist is the writer's mistake, but answered with 500.
+            raise ApiRefused(_INVALID if _UNKNOWN_FIELD in reason else status, reason, retry_after)
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    async def _send(
+        self, verb: str, path: str, headers: Mapping[str, str], body: Body | None
+    ) -> tuple[int, bytes, float]:
+        """Return status, body and the seconds to wait that the server asks for."""
         call = await self._client.param_serialize(
-            verb, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+            verb, path, header_params=dict(headers), body=body, auth_settings=["BearerToken"]
         )
         try:
             response = await self._client.call_api(*call, _request_timeout=TIMEOUT)
-            text = await response.read()
-        except (OSError, TimeoutError, client.ApiException) as error:
+            text: bytes = await response.read()
+        except (OSError, TimeoutError, client.ApiException, RuntimeError) as error:
+            # RuntimeError: the session was closed because another request renewed the credentials.
             self._metrics.api_requests.labels(verb, "error").inc()
+            self.answering_since = None
             raise ApiRefused(0, f"{type(error).__name__}: {error}") from error
         self._metrics.api_requests.labels(verb, str(response.status)).inc()
-        if response.status >= 400:
-            reason = _reason(text)
-            # An applied object with a field that does not exist is the writer's mistake, but answered with 500.
-            raise ApiRefused(_INVALID if _UNKNOWN_FIELD in reason else response.status, reason)
-        answer: dict[str, Any] = json.loads(text)
-        return answer
+        if self.answering_since is None:
+            self.answering_since = asyncio.get_running_loop().time()
+        return response.status, text, _seconds(response.getheaders().get("Retry-After"))
+
+    async def _renewed_credentials(self, refused: client.ApiClient) -> bool:
+        """Read the credentials anew, at most every few seconds; return whether it is worth trying again."""
+        async with self._renewing:
+            now = asyncio.get_running_loop().time()
+            if self._client is not refused:
+                return True
+            if self._renew is None or now < self._renewed + _RENEW_PAUSE:
+                return False
+            self._renewed = now
+            self._client = _api_client(await self._renew())
+        await refused.close()
+        return True
+
+
+def _api_client(settings: client.Configuration) -> client.ApiClient:
+    made = client.ApiClient(settings)
+    made.user_agent = "twinpool-operator"
+    return made
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Read a ``Retry-After`` header; the API server sends seconds, a date is not worth parsing."""
+    try:
+        return max(0.0, min(float(retry_after or 0.0), MAX_RETRY_AFTER))
+    except ValueError:
+        return 0.0
 
 
 def object_path(kind: str, namespace: str, name: str) -> str:

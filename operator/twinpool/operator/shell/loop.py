@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.status import unreadable
 from twinpool.operator.shell.apply import Executor, NotLeader
 from twinpool.operator.shell.cluster import ApiRefused
+from twinpool.operator.shell.journal import Journal
 from twinpool.operator.shell.observe import Memory, observe, read_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from twinpool.operator.logic.settings import Settings
     from twinpool.operator.shell.lease import Leadership
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which a pool is looked at even if nothing happened.
 RESYNC = 300.0
+#: Seconds between two writes of one pool's status: a pod that flaps makes no storm.
+STATUS_PAUSE = 1.0
 #: Seconds until a group that got its labels back is certainly in the cache again.
 RESTORE_DELAY = 1.0
 #: Seconds until a pool is looked at again whose plan ended because the Lease could not be renewed in time.
@@ -46,6 +49,7 @@ class Reconciler:
         settings: Settings,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
+        journal: Journal | None = None,
     ) -> None:
         self._cache = cache
         self._queue = queue
@@ -55,6 +59,10 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self._journal = journal or Journal()
+        #: When each pool's status was written last, and when its first unanswered event came, by the loop's clock.
+        self._told: dict[PoolKey, float] = {}
+        self._asked: dict[PoolKey, float] = {}
         #: When each reconciliation that is running began, by the loop's clock.
         self.running: dict[PoolKey, float] = {}
         #: Groups that a watch reported as gone since the pool was last looked at.
@@ -63,12 +71,18 @@ class Reconciler:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    def event(self, key: PoolKey, gone: str) -> None:
+        """Look at a pool soon, since something of it changed; ``gone`` names a group that a watch reported as gone."""
+        if gone:
+            self.gone.setdefault(key, set()).add(gone)
+        self._asked.setdefault(key, asyncio.get_running_loop().time())
+        self._queue.add(key)
+
     async def work(self) -> None:
         """Reconcile pools until cancelled or drained; only while the Lease is held."""
         while not self._draining:
             await self._leadership.held.wait()
             key = await self._queue.get()
-            self._metrics.queue_depth.set(len(self._queue))
             if not self._draining:
                 await self._track(key)
             self._queue.done(key)
@@ -90,6 +104,7 @@ class Reconciler:
                 self._idle.set()
 
     async def _guarded(self, key: PoolKey) -> None:
+        asked = self._asked.pop(key, None)
         with self._metrics.reconcile_seconds.time():
             try:
                 again = await self._reconcile(key)
@@ -98,12 +113,15 @@ class Reconciler:
                 self._queue.add_after(key, LEASE_DELAY)
             except ApiRefused as error:
                 self._metrics.reconciles.labels("api_error").inc()
-                _log.warning("%s/%s: %s; trying again in %.1f s", *key, error, self._queue.failed(key))
+                delay = self._queue.failed(key, error.retry_after)
+                _log.warning("%s/%s: %s; trying again in %.1f s", *key, error, delay)
             except Exception:
                 self._metrics.reconciles.labels("bug").inc()
                 _log.exception("%s/%s: reconciling failed; trying again in %.1f s", *key, self._queue.failed(key))
             else:
                 self._metrics.reconciles.labels("done").inc()
+                if asked is not None:
+                    self._metrics.reaction_seconds.observe(asyncio.get_running_loop().time() - asked)
                 if again is not None:
                     self._queue.add_after(key, again)
 
@@ -111,33 +129,50 @@ class Reconciler:
         """Bring one pool closer to its spec; return the seconds after which to look again, None for never."""
         body = self._cache.pool(key)
         if body is None or body["metadata"].get("deletionTimestamp"):
-            self._memory.forget(key)
-            self._queue.forget(key)
+            for forget in (self._memory.forget, self._queue.forget, self._journal.forget):
+                forget(key)
             self.gone.pop(key, None)
+            self._told.pop(key, None)
             return None
         uid, before = body["metadata"]["uid"], body["status"]
         try:
             pool = read_pool(body)
         except ValueError as error:
             generation = body["metadata"].get("generation", 0)
-            await self._executor.write_status(
-                key, uid, before, unreadable(before, generation, str(error), self._clock())
-            )
-            return RESYNC
+            said = unreadable(before, generation, str(error), self._clock())
+            return await self._tell(key, uid, before, said) or RESYNC
         if await self._restored(key, uid):
             return RESTORE_DELAY
-        made = plan(observe(key, pool, self._cache, self._memory), self._settings, self._clock())
-        refusals = await self._executor.execute(key, made.actions)
+        observed = observe(key, pool, self._cache, self._memory)
+        made = plan(observed, self._settings, self._clock())
+        result = "not carried out"
+        try:
+            refusals = await self._executor.execute(key, made.actions)
+            result = "; ".join(f"{item.kind} {item.name} was refused: {item.message}" for item in refusals) or "done"
+        finally:
+            self._journal.note(key, self._clock(), observed, made.actions, made.status, result)
         news = self._memory.refused(key, refusals)
         if news:
             made = plan(observe(key, pool, self._cache, self._memory), self._settings, self._clock())
-        await self._executor.write_status(key, uid, before, made.status)
+        wait = await self._tell(key, uid, before, made.status)
         if refusals:
             if news:
                 _log.warning("%s/%s: %s %s: %s", *key, refusals[0].kind, refusals[0].name, refusals[0].message)
             return self._queue.failed(key)
         self._queue.succeeded(key)
-        return min(RESYNC, made.requeue_after or RESYNC)
+        return min(RESYNC, made.requeue_after or RESYNC, wait or RESYNC)
+
+    async def _tell(self, key: PoolKey, uid: str, before: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
+        """Write a status that changed, at most once a second; return the seconds to wait when it is too early."""
+        if before == status:
+            return None
+        now = asyncio.get_running_loop().time()
+        wait = self._told.get(key, float("-inf")) + STATUS_PAUSE - now
+        if wait > 0:
+            return wait
+        self._told[key] = now
+        await self._executor.write_status(key, uid, before, status)
+        return None
 
     async def _restored(self, key: PoolKey, uid: str) -> bool:
         """Look whether groups that were reported as gone have only lost their labels."""

@@ -25,6 +25,28 @@ class Metrics:
         self.queue_depth = Gauge(
             "twinpool_operator_queue_depth", "Pools that wait to be planned.", registry=self.registry
         )
+        self.queue_age = Gauge(
+            "twinpool_operator_queue_age_seconds",
+            "How long the pool that is due first has waited; growing: the operator does not keep up, or follows.",
+            registry=self.registry,
+        )
+        self.reaction_seconds = Histogram(
+            "twinpool_operator_reaction_seconds",
+            "Time from the event that made a pool due until the plan that it led to was carried out.",
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60),
+            registry=self.registry,
+        )
+        self.actions = Counter(
+            "twinpool_operator_actions_total",
+            "Actions of plans by what was done to which kind, and its result (stale: planned from an old view).",
+            ["action", "kind", "result"],
+            registry=self.registry,
+        )
+        self.silent_watches = Gauge(
+            "twinpool_operator_silent_watches",
+            "Watches that received nothing for minutes, not even the bookmarks that come each minute.",
+            registry=self.registry,
+        )
         self.api_requests = Counter(
             "twinpool_operator_api_requests_total",
             "Requests to the API server beside the watches, by verb and HTTP status (error: no answer).",

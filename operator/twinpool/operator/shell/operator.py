@@ -18,21 +18,25 @@ import kopf
 from twinpool.core import protocol
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.apply import Executor
+from twinpool.operator.shell.audit import Audit
 from twinpool.operator.shell.cluster import ApiRefused, Cluster, configuration
 from twinpool.operator.shell.health import STUCK_AFTER, health_application, serve
+from twinpool.operator.shell.journal import Journal
 from twinpool.operator.shell.lease import Leadership, LeaseTimes
 from twinpool.operator.shell.loop import Reconciler
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import Memory
 from twinpool.operator.shell.queue import WorkQueue
+from twinpool.operator.shell.selfcheck import problem
+from twinpool.operator.shell.streams import SILENT_AFTER, Streams
 from twinpool.operator.shell.watch import Cache, PoolKey, watch_registry, watch_settings
 
 _log = logging.getLogger(__name__)
 
 #: Pools that are reconciled at the same time.
 WORKERS = 4
-#: Seconds between two looks for the CRD while it is missing.
-CRD_RETRY = 2.0
+#: Seconds between two looks for what is missing before the operator can begin: its CRD, its rights.
+CHECK_RETRY = 2.0
 #: Seconds for a reconciliation that is running when the operator is told to stop.
 STOP_TIMEOUT = 5.0
 
@@ -62,7 +66,11 @@ class Operator:
         self._cache = Cache()
         self._queue: WorkQueue[PoolKey] = WorkQueue()
         self._memory = Memory()
-        self._synced = False
+        self._problem = "the API server has not answered yet"
+        self._synced = self._indexed = False
+        self._journal = Journal()
+        self._audit = Audit(cluster, self._cache, options.namespace, self._look)
+        self._streams = Streams(self._audit.ask)
         self._leadership = Leadership(
             cluster,
             options.lease_namespace,
@@ -71,19 +79,29 @@ class Operator:
             options.times,
             changed=self._leader_changed,
         )
-        executor = Executor(cluster, self._leadership, self._memory)
+        executor = Executor(cluster, self._leadership, self._memory, metrics)
         self._reconciler = Reconciler(
-            self._cache, self._queue, self._leadership, executor, self._memory, options.settings, metrics
+            self._cache,
+            self._queue,
+            self._leadership,
+            executor,
+            self._memory,
+            options.settings,
+            metrics,
+            journal=self._journal,
         )
+        metrics.queue_depth.set_function(lambda: len(self._queue))
+        metrics.queue_age.set_function(self._queue.age)
+        metrics.silent_watches.set_function(lambda: len(self._streams.silent()))
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, or until a watch fails for good (which ends the process with an error)."""
-        application = health_application(self._not_ready, self._stuck, self._metrics)
+        application = health_application(self._not_ready, self._stuck, self._metrics, self._journal)
         runner = await serve(application, self._options.host, self._options.port)
         stop = asyncio.Event()
         _stop_on_signals(stop)
         try:
-            if await self._crd_is_there(stop):
+            if await self._can_begin(stop):
                 await self._run_until(stop)
         finally:
             await runner.cleanup()
@@ -91,15 +109,16 @@ class Operator:
     async def _run_until(self, stop: asyncio.Event) -> None:
         workers = [asyncio.create_task(self._reconciler.work(), name=f"worker-{n}") for n in range(WORKERS)]
         lease = asyncio.create_task(self._leadership.run(), name="lease")
+        audit = asyncio.create_task(self._audit.run(), name="audit")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         ended = asyncio.Event()
         watching = asyncio.create_task(self._watch(stop, ended), name="watches")
         try:
-            tasks = [*workers, lease, stopping, watching]
+            tasks = [*workers, lease, audit, stopping, watching]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             failed = [task for task in done if task is not stopping]
         finally:
-            await self._stop(workers, lease)
+            await self._stop(workers, lease, audit)
             stopping.cancel()
             ended.set()
             with contextlib.suppress(asyncio.CancelledError):
@@ -108,18 +127,18 @@ class Operator:
             task.result()
             raise RuntimeError(f"the task {task.get_name()} ended although nobody stopped it")
 
-    async def _stop(self, workers: list[asyncio.Task[None]], lease: asyncio.Task[None]) -> None:
+    async def _stop(self, workers: list[asyncio.Task[None]], *others: asyncio.Task[None]) -> None:
         """Let running reconciliations end, stop the rest, and give the Lease back."""
         await self._reconciler.drain(STOP_TIMEOUT)
-        for task in (*workers, lease):
+        for task in (*workers, *others):
             task.cancel()
-        await asyncio.gather(*workers, lease, return_exceptions=True)
+        await asyncio.gather(*workers, *others, return_exceptions=True)
         await self._leadership.release()
 
     async def _watch(self, stop: asyncio.Event, ended: asyncio.Event) -> None:
         namespaces = [self._options.namespace] if self._options.namespace else []
         tasks = await kopf.spawn_tasks(
-            registry=watch_registry(self._cache, self._seen),
+            registry=watch_registry(self._cache, self._seen, self._streams),
             settings=watch_settings(),
             standalone=True,
             clusterwide=not namespaces,
@@ -129,51 +148,60 @@ class Operator:
         _stop_on_signals(stop)  # kopf has just taken the signals for itself
         await kopf.run_tasks(tasks, ignored=asyncio.all_tasks() - set(tasks))
 
-    async def _crd_is_there(self, stop: asyncio.Event) -> bool:
-        """Wait for the CRD; kopf would never notice one that comes later, since it scans nothing."""
-        told = False
+    async def _can_begin(self, stop: asyncio.Event) -> bool:
+        """Wait for CRD and rights; kopf would never notice a CRD that comes later, since it scans nothing."""
+        options, told = self._options, ""
         while not stop.is_set():
-            try:
-                self._synced = not await self._cluster.any(protocol.KIND, self._options.namespace)
+            self._problem = await problem(self._cluster, options.namespace, options.lease_namespace, options.lease_name)
+            if not self._problem:
+                self._synced = not await self._any_pool()
                 return True
-            except ApiRefused as error:
-                if not told:
-                    _log.warning("%s", _crd_problem(error))
-                told = error.code == 404
+            if self._problem != told:
+                _log.warning("%s", self._problem)
+                told = self._problem
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), CRD_RETRY)
+                await asyncio.wait_for(stop.wait(), CHECK_RETRY)
         return False
 
+    async def _any_pool(self) -> bool:
+        try:
+            return await self._cluster.any(protocol.KIND, self._options.namespace)
+        except ApiRefused:
+            return True  # the watches will tell
+
     def _seen(self, key: PoolKey, gone: str) -> None:
-        self._synced = True
-        if gone:
-            self._reconciler.gone.setdefault(key, set()).add(gone)
+        # kopf reports nothing before every kind has been listed.
+        self._synced = self._indexed = True
         self._metrics.last_event.set(time.time())
-        self._queue.add(key)
-        self._metrics.queue_depth.set(len(self._queue))
+        self._look(key, gone)
+
+    def _look(self, key: PoolKey, gone: str) -> None:
+        self._reconciler.event(key, gone)
 
     def _leader_changed(self, ours: bool) -> None:
         self._metrics.leader.set(int(ours))
-        if ours:
+        # Half-filled caches would be taken for lost objects; what is listed later announces itself.
+        if ours and self._indexed:
             for key in self._cache.pools():
                 self._queue.add(key)
 
     def _not_ready(self) -> str:
+        if self._problem:
+            return self._problem
+        if self._cluster.unauthorized:
+            return "the API server does not accept the operator's credentials (401)"
         return "" if self._synced else "the caches are not filled yet"
 
     def _stuck(self) -> str:
         now = asyncio.get_running_loop().time()
         stuck = [key for key, began in self._reconciler.running.items() if now - began > STUCK_AFTER]
-        return f"reconciling {'/'.join(stuck[0])} does not end" if stuck else ""
-
-
-def _crd_problem(error: ApiRefused) -> str:
-    name = f"{protocol.PLURAL}.{protocol.GROUP}"
-    if error.code == 404:
-        return f"the CRD {name} is not installed; waiting for it - kubectl apply -f crds/{name}.yaml"
-    if error.code == 403:
-        return f"{error.message} - apply deploy/operator.yaml, or start with --namespace where only that is allowed"
-    return f"the pools cannot be listed: {error}"
+        if stuck:
+            return f"reconciling {'/'.join(stuck[0])} does not end"
+        silent, since = self._streams.silent(), self._cluster.answering_since
+        # While the API server is away every watch is silent, and a restart would mend nothing.
+        if silent and since is not None and now - since > SILENT_AFTER:
+            return f"the watch of {silent[0]} receives nothing although the API server answers"
+        return ""
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:
@@ -185,7 +213,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 async def run_operator(options: Options) -> None:
     """Connect and run until stopped."""
     metrics = Metrics()
-    cluster = Cluster(await configuration(), metrics)
+    cluster = Cluster(await configuration(), metrics, configuration)
     try:
         await Operator(options, cluster, metrics).run()
     finally:

@@ -26,6 +26,7 @@ class WorkQueue(Generic[Key]):
         self._first_delay = first_delay
         self._longest_delay = longest_delay
         self._ready: deque[Key] = deque()
+        self._since: dict[Key, float] = {}
         self._dirty: set[Key] = set()
         self._working: set[Key] = set()
         self._later: dict[Key, asyncio.TimerHandle] = {}
@@ -35,6 +36,10 @@ class WorkQueue(Generic[Key]):
     def __len__(self) -> int:
         """Return how many keys wait to be worked on now."""
         return len(self._ready)
+
+    def age(self) -> float:
+        """Return for how many seconds the key that is due first has waited, 0 when none waits."""
+        return asyncio.get_running_loop().time() - self._since[self._ready[0]] if self._ready else 0.0
 
     def add(self, key: Key) -> None:
         """Ask for work on ``key`` as soon as possible."""
@@ -54,11 +59,11 @@ class WorkQueue(Generic[Key]):
         self._forget_later(key)
         self._later[key] = loop.call_later(delay, self.add, key)
 
-    def failed(self, key: Key) -> float:
-        """Ask for work on a key that failed after its back-off; return the delay in seconds."""
+    def failed(self, key: Key, at_least: float = 0.0) -> float:
+        """Ask for work on a key that failed after its back-off, or ``at_least`` that long; return the delay."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        delay = min(self._first_delay * 2.0 ** min(count, 30), self._longest_delay)
+        delay = max(at_least, min(self._first_delay * 2.0 ** min(count, 30), self._longest_delay))
         self.add_after(key, delay)
         return delay
 
@@ -72,6 +77,7 @@ class WorkQueue(Generic[Key]):
             self._wake.clear()
             await self._wake.wait()
         key = self._ready.popleft()
+        self._since.pop(key, None)
         self._dirty.discard(key)
         self._working.add(key)
         return key
@@ -89,6 +95,7 @@ class WorkQueue(Generic[Key]):
 
     def _offer(self, key: Key) -> None:
         self._ready.append(key)
+        self._since[key] = asyncio.get_running_loop().time()
         self._wake.set()
 
     def _forget_later(self, key: Key) -> None:

@@ -6,7 +6,9 @@ event says only *which pool* to look at; what to do is planned from the indices.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,9 +17,10 @@ import kopf
 
 from twinpool.core import protocol
 from twinpool.operator.logic.observed import Child, PodView, pool_key, read_child, read_pod
+from twinpool.operator.shell.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 PoolKey = tuple[str, str]
 
@@ -39,6 +42,7 @@ class Cache:
 
     def __init__(self) -> None:
         self._indices: Mapping[str, Mapping[PoolKey, Iterable[Any]]] = {}
+        self._gone: set[str] = set()
 
     def attach(self, indices: Mapping[str, Mapping[PoolKey, Iterable[Any]]]) -> None:
         """Use kopf's indices from now on."""
@@ -50,17 +54,50 @@ class Cache:
 
     def pool(self, key: PoolKey) -> dict[str, Any] | None:
         """Return a pool as the API server sent it, without managed fields, or None when there is none."""
-        found: list[dict[str, Any]] = list(self._indices.get(_POOLS, {}).get(key, ()))
-        return found[0] if found else None
+        return next((body for body in self._of(_POOLS, key) if body["metadata"]["uid"] not in self._gone), None)
 
     def children(self, key: PoolKey) -> list[Child]:
         """Return the objects that belong to a pool."""
-        ids = (index for index, _ in _CHILDREN.values())
-        return [child for index in ids for child in self._indices.get(index, {}).get(key, ())]
+        found = (child for index, _ in _CHILDREN.values() for child in self._of(index, key))
+        return [child for child in found if child.uid not in self._gone]
 
     def pods(self, key: PoolKey) -> tuple[PodView, ...]:
         """Return the pods of a pool."""
-        return tuple(self._indices.get(_PODS, {}).get(key, ()))
+        return tuple(pod for pod in self._of(_PODS, key) if pod.uid not in self._gone)
+
+    def kinds(self) -> list[str]:
+        """Return the kinds that are watched."""
+        return [protocol.KIND, "Pod", *_CHILDREN]
+
+    def known(self, kind: str) -> list[tuple[PoolKey, str, str]]:
+        """Return pool, name and uid of everything of a kind that is in the cache."""
+        if kind == protocol.KIND:
+            pools = [(key, body["metadata"]) for key in self.pools() for body in self._of(_POOLS, key)]
+            found = [(key, metadata["name"], metadata["uid"]) for key, metadata in pools]
+        else:
+            index = _PODS if kind == "Pod" else _CHILDREN[kind][0]
+            views = [(key, view) for key in list(self._indices.get(index, {})) for view in self._of(index, key)]
+            found = [(key, view.name, view.uid) for key, view in views]
+        return [entry for entry in found if entry[2] not in self._gone]
+
+    def forget(self, uid: str) -> None:
+        """Hide an object that no longer exists, of which no event will ever tell."""
+        self._gone.add(uid)
+
+    def _of(self, index: str, key: PoolKey) -> Iterable[Any]:
+        return self._indices.get(index, {}).get(key, ())
+
+
+class Patience:
+    """The pauses between attempts while the API server is in trouble: growing to ten seconds, and never the last.
+
+    kopf ends the operator when a list of pauses is used up; a restart would mend nothing.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        """Start from the shortest pause."""
+        yield from (1.0, 1.0, 2.0, 3.0, 5.0)
+        yield from itertools.repeat(10.0)
 
 
 def watch_settings() -> kopf.OperatorSettings:
@@ -71,6 +108,7 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.peering.standalone = True
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
+    settings.networking.error_backoffs = Patience()
     settings.process.ultimate_exiting_timeout = 10.0
     ours = f"{protocol.LABEL_MANAGED_BY}={protocol.MANAGED_BY}"
     settings.watching.label_selectors["", "v1", "pods"] = ours
@@ -83,10 +121,10 @@ def watch_settings() -> kopf.OperatorSettings:
 Seen = Callable[[PoolKey, str], None]
 
 
-def watch_registry(cache: Cache, seen: Seen) -> kopf.OperatorRegistry:
+def watch_registry(cache: Cache, seen: Seen, streams: Streams | None = None) -> kopf.OperatorRegistry:
     """Return kopf's handlers: they fill ``cache`` and call ``seen`` for the pool that an event concerns."""
     registry = kopf.OperatorRegistry()
-    kopf.on.login(id="login", registry=registry)(_login)
+    _log_in(registry, streams or Streams())
 
     @kopf.on.startup(id="attach", registry=registry)
     async def attach(**kwargs: Any) -> None:
@@ -145,8 +183,25 @@ def _watch_children(
             seen(key, body["metadata"]["name"] if gone else "")
 
 
-async def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """Log in as :func:`twinpool.operator.shell.cluster.configuration` does; called again after a 401."""
+#: Seconds between two logins: credentials that are refused for good must not become a storm.
+LOGIN_PAUSE = 5.0
+
+
+def _log_in(registry: kopf.OperatorRegistry, streams: Streams) -> None:
+    last = float("-inf")
+
+    @kopf.on.login(id="login", registry=registry)
+    async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+        """Log in as :func:`twinpool.operator.shell.cluster.configuration` does; called again after a 401."""
+        nonlocal last
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, last + LOGIN_PAUSE - loop.time()))
+        last = loop.time()
+        found = _credentials(**kwargs)
+        return None if found is None else streams.session(found)
+
+
+def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:
     in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
     if not in_cluster:
         return kopf.login_with_kubeconfig(**kwargs)
