@@ -157,7 +157,15 @@ def _all(path: str, values: list[str]) -> tuple[dict[str, Any], ...]:
     return tuple(nested(path, value) for value in values)
 
 
+def band(low: str, high: str = "1:1") -> dict[str, Any]:
+    return {"prefill": {}, "ratio": {"min": low, "max": high}}
+
+
 CASES: list[Case] = [
+    Case(".spec", band("1:4"), {"ratio": {"min": "1:4", "max": "1:2"}}, ("spec.ratio", "needs a prefill role")),
+    Case(".spec.ratio", band("1:2", "1:2"), band("1:1", "1:2"), ("spec.ratio.min", "must not be above ratio.max")),
+    Case(".spec.ratio.min", band("1:999"), band("1:0"), ("spec.ratio.min", "must be PREFILL:DECODE")),
+    Case(".spec.ratio.max", band("1:4", "3:4"), band("1:4", "0.75"), ("spec.ratio.max", "must be PREFILL:DECODE")),
     Case("", {}, {}, ("metadata.name", "at most 37"), names=("a" * 37, "a" * 38)),
     Case("", {}, {}, ("metadata.name", "start with a letter"), names=("a-1", "1-a")),
     Case(

@@ -236,7 +236,7 @@ def test_children_of_an_earlier_pool_of_the_name_are_not_taken_for_its_own(make_
             }
         }
     )
-    seen = observe(KEY, make_pool(), cache, Memory())
+    seen = observe(KEY, make_pool(), cache, Memory(), 0.0)
     assert [child.name for child in seen.children] == ["t"]
 
 

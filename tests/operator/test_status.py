@@ -58,9 +58,14 @@ def test_a_pool_that_serves(make_pool: Make, model_cluster: Any) -> None:
         "HandoffWorking": ("Unknown", "NotMeasured"),
         "WithinObjectives": ("Unknown", "NotMeasured"),
     }
-    assert status["decode"] == {"desired": 2, "created": 2, "ready": 2, "updated": 2, "summary": "2/2"}
+    assert status["decode"] == {"desired": 2, "created": 2, "ready": 2, "routable": 2, "updated": 2, "summary": "2/2"}
     assert status["router"]["summary"] == "1/1"
     assert status["ratio"] == "1:2"
+    assert status["targetRatio"] == "1:2"
+    assert status["servingRevision"] == status["revision"]
+    assert status["selector"] == (
+        "serving.twinpool.dev/pool=demo,serving.twinpool.dev/role=decode,apps.kubernetes.io/pod-index=0"
+    )
     assert status["endpoint"] == "http://demo-router.team.svc"
     assert status["objectives"] == {"itl": "40ms", "percentile": 99}
     assert status["observedGeneration"] == 1
@@ -153,6 +158,7 @@ def test_a_pair_needs_one_revision(make_pool: Make, model_cluster: Any) -> None:
     cluster.set_ready(True, lambda pod: pod.role == "prefill" and pod.revision not in old)
     cluster.set_ready(False, lambda pod: pod.role == "decode" and pod.revision not in old)
     assert conditions(say(cluster))["Routable"] == ("False", "NoPair")
+    assert say(cluster)["servingRevision"] in old
 
 
 def test_a_refused_object_is_quoted(make_pool: Make, model_cluster: Any) -> None:

@@ -83,6 +83,13 @@ PRINTER_COLUMNS: tuple[dict[str, str], ...] = (
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 )
 
+#: ``kubectl scale`` and autoscalers set the decode groups; prefill groups follow within ``spec.ratio``.
+SCALE: dict[str, str] = {
+    "specReplicasPath": ".spec.decode.replicas",
+    "statusReplicasPath": ".status.decode.created",
+    "labelSelectorPath": ".status.selector",
+}
+
 _NAME_RULES = [
     {
         "rule": f"size(self.metadata.name) <= {protocol.MAX_POOL_NAME}",
@@ -127,7 +134,7 @@ def _definition() -> Schema:
                     "name": protocol.VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}, "scale": dict(SCALE)},
                     "additionalPrinterColumns": [dict(column) for column in PRINTER_COLUMNS],
                     "schema": {"openAPIV3Schema": _root_schema()},
                 }

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field
 from twinpool.core import protocol
 from twinpool.core.fields import ByteSize, CpuCores, Duration, Name, Part, rule, rules
 from twinpool.core.objectives import Objectives as Objectives
+from twinpool.core.ratio import Ratio as Ratio
 from twinpool.core.status import Condition as Condition
 from twinpool.core.status import InferencePoolStatus as InferencePoolStatus
 from twinpool.core.status import RoleStatus as RoleStatus
@@ -319,6 +320,16 @@ class Routing(Part):
 class InferencePoolSpec(Part):
     """What the user wants."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.ratio) || has(self.prefill)",
+                "ratio needs a prefill role; remove it from a pool of decode workers alone",
+                field_path=".ratio",
+            )
+        )
+    )
+
     model: Model = Field(description="What is served.")
     engine: Engine = Field(default_factory=Engine, description="The program that runs the model.")
     prefill: WorkerRole | None = Field(
@@ -326,6 +337,11 @@ class InferencePoolSpec(Part):
         description="Workers that read prompts; without them decode workers serve whole requests (an aggregated pool).",
     )
     decode: WorkerRole = Field(description="Workers that write tokens.")
+    ratio: Ratio | None = Field(
+        None,
+        description="Prefill groups to decode groups: prefill.replicas is moved into this band, also when only "
+        "decode.replicas is changed (kubectl scale).",
+    )
     handoff: Handoff = Field(default_factory=Handoff, description="How the KV cache goes from prefill to decode.")
     objectives: Objectives = Field(default_factory=Objectives, description="Latency that users are promised.")
     routing: Routing = Field(default_factory=Routing, description="The HTTP endpoint.")

@@ -29,6 +29,7 @@ class RoleStatus(Part):
     desired: int = Field(0, description="Groups wanted.")
     created: int = Field(0, description="Groups that exist.")
     ready: int = Field(0, description="Groups whose every pod is ready.")
+    routable: int = Field(0, description="Ready groups that every router sends requests to.")
     updated: int = Field(0, description="Groups of the newest revision.")
     summary: str = Field("0/0", description="Ready and wanted, for the table of kubectl get.")
 
@@ -48,6 +49,13 @@ class InferencePoolStatus(Part):
     decode: RoleStatus | None = Field(None, description="Decode groups.")
     router: RoleStatus | None = Field(None, description="Router pods.")
     ratio: str | None = Field(None, description="Ready prefill to ready decode groups in lowest terms.")
+    target_ratio: str | None = Field(None, description="Wanted prefill to wanted decode groups in lowest terms.")
     revision: str | None = Field(None, description="Revision of the newest pods.")
+    serving_revision: str | None = Field(
+        None, description="Revision of most ready decode groups; another one than revision during a rollout."
+    )
+    selector: str | None = Field(
+        None, description="Labels of the pods that autoscalers measure: the leaders of decode groups."
+    )
     endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
     objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")

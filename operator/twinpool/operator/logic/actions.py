@@ -20,6 +20,8 @@ class Apply:
     body: Mapping[str, Any]
     uid: str = ""
     resource_version: str = ""
+    #: Who changed the object after just this was applied to it (empty: unknown); None when this is news.
+    against: str | None = None
 
     @property
     def kind(self) -> str:

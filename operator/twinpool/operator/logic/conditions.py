@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
+from twinpool.operator.logic.admission import refused
 from twinpool.operator.logic.failures import Failure, first_failure, unplaced
 from twinpool.operator.logic.observed import Observed, PodView, timestamp
 
@@ -60,11 +61,11 @@ class Situation:
 
 def statements(situation: Situation) -> list[Statement]:
     """Return every statement that can be made about the pool."""
-    failure = first_failure(situation.newest)
-    routable = _routable(situation, failure)
+    failure, denial = first_failure(situation.newest), refused(situation.observed)
+    routable = _routable(situation, failure or denial)
     result = [
-        _ready(routable, failure),
-        _progressing(situation, failure),
+        _ready(routable, failure, denial),
+        _progressing(situation, failure or denial),
         _placed(situation),
         routable,
     ]
@@ -80,11 +81,12 @@ def _not_measured(kind: str, message: str) -> Statement:
     return Statement(kind, "Unknown", "NotMeasured", message)
 
 
-def _ready(routable: Statement, failure: Failure | None) -> Statement:
+def _ready(routable: Statement, failure: Failure | None, denial: Failure | None) -> Statement:
+    """A pod that crashes makes a pool unready; one that may not be made does so only where it is missed."""
     if failure:
         return Statement("Ready", "False", failure.reason, failure.message)
     if routable.status != "True":
-        return Statement("Ready", "False", routable.reason, routable.message)
+        return Statement("Ready", "False", denial.reason if denial else routable.reason, routable.message)
     return Statement("Ready", "True", "Serving", "the pool answers")
 
 
@@ -121,7 +123,7 @@ def _pairs(ready: Iterable[Group], roles: Iterable[str]) -> bool:
 
 def _placed(situation: Situation) -> Statement:
     pods = situation.routers + [pod for group in situation.live for pod in group.pods if pod.deadline is None]
-    failure = unplaced(pods)
+    failure = unplaced(pods) or refused(situation.observed)
     if failure:
         return Statement("Placed", "False", failure.reason, failure.message)
     missing = sum(situation.wanted.values()) > len([g for g in situation.live if g.pods]) or any(
@@ -141,6 +143,8 @@ def _progressing(situation: Situation, failure: Failure | None) -> Statement:
         )
     if failure:
         return Statement("Progressing", "False", failure.reason, failure.message)
+    if situation.observed.contests:
+        return Statement("Progressing", "False", "Contested", situation.observed.contests[0].words())
     waiting = _waiting(situation)
     if waiting:
         return Statement("Progressing", "True", "Waiting", waiting)

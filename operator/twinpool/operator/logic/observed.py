@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from twinpool.core.spec import InferencePool
+    from twinpool.operator.logic.contest import Contest
 
 Body = Mapping[str, Any]
 
@@ -96,6 +99,10 @@ class Child:
     #: Digest of the wanted content that gave exactly this content when it was last applied: the API server rewrites
     #: some values (``1024Mi`` becomes ``1Gi``), which is no drift.
     settled: str | None = None
+    #: Who else wrote it last, besides its status.
+    writer: str = ""
+    #: Why its controller cannot make pods, in the controller's words.
+    complaint: str = ""
 
     def annotation(self, key: str) -> str | None:
         """Return an annotation's value."""
@@ -125,6 +132,8 @@ class Observed:
     children: tuple[Child, ...] = ()
     pods: tuple[PodView, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    #: Children that are left to another writer for now.
+    contests: tuple[Contest, ...] = ()
 
 
 def pool_key(body: Body) -> tuple[str, str] | None:
@@ -159,7 +168,28 @@ def read_child(kind: str, body: Body) -> Child:
         deleting=metadata.get("deletionTimestamp") is not None,
         pods=status.get("replicas", 0),
         seen=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
+        writer=_other_writer(metadata.get("managedFields") or ()),
+        complaint=_replica_failure(status.get("conditions") or ()),
     )
+
+
+def _other_writer(entries: Iterable[Body]) -> str:
+    """Return who wrote an object last besides us and its own controller, as the API server recorded it."""
+    others = [
+        entry
+        for entry in entries
+        if not entry.get("manager", "").startswith("twinpool/") and entry.get("subresource") != "status"
+    ]
+    newest = max(others, key=lambda entry: str(entry.get("time", "")), default={})
+    via = f" (subresource {newest['subresource']})" if newest.get("subresource") else ""
+    return f"{newest.get('manager', '')}{via}"
+
+
+def _replica_failure(conditions: Iterable[Body]) -> str:
+    for item in conditions:
+        if item["type"] == "ReplicaFailure" and item["status"] == "True":
+            return str(item.get("message", ""))
+    return ""
 
 
 def read_pod(body: Body) -> PodView:

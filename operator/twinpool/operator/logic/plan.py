@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Action, Apply, Delete, Plan, Retire
+from twinpool.operator.logic.actions import Action, Delete, Plan, Retire
 from twinpool.operator.logic.conditions import Situation
-from twinpool.operator.logic.drift import in_place, stamped
+from twinpool.operator.logic.contest import applies
+from twinpool.operator.logic.drift import stamped
 from twinpool.operator.logic.groups import LOST_AFTER, Group, RoleChange, changes, groups, last_serial, new_names
 from twinpool.operator.logic.leaders import naming
 from twinpool.operator.logic.pods import Template, worker_template
+from twinpool.operator.logic.ratio import wanted as wanted_groups
 from twinpool.operator.logic.revision import revision as revision_of
 from twinpool.operator.logic.router_objects import router_objects
 from twinpool.operator.logic.status import status
@@ -34,7 +36,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     pool = observed.pool
     templates = {name: worker_template(pool, name, role, settings) for name, role in names.roles(pool).items()}
     revision = revision_of(templates)
-    wanted = {name: role.replicas for name, role in names.roles(pool).items()}
+    wanted = wanted_groups(pool)
     existing = groups(observed)
     change = changes(existing, wanted, revision, now)
     children = {(child.kind, child.name): child for child in observed.children}
@@ -46,11 +48,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         *_created(pool, existing, change, templates, revision, serial),
     ]
     bodies = [stamped(body) for body in wanted_objects]
-    actions: list[Action] = [
-        Apply(body, child.uid, child.resource_version) if child else Apply(body)
-        for body, child in ((body, children.get((body["kind"], body["metadata"]["name"]))) for body in bodies)
-        if not in_place(child, body)
-    ]
+    actions: list[Action] = list(applies(bodies, children, observed.contests))
     actions += _removals(existing, change, children, pool)
     actions += naming(existing)
     situation = Situation(observed, revision, wanted, existing, acting=bool(actions))

@@ -34,6 +34,7 @@ RIGHTS = (
     Right("rbac.authorization.k8s.io", "roles", _MAKE),
     Right("rbac.authorization.k8s.io", "rolebindings", _MAKE),
     Right("", "pods", (*_READ, "patch")),
+    Right("", "events", ("list", "create", "patch")),
 )
 #: Rights on the Lease, in its own namespace.
 LEASE_RIGHTS = (Right("coordination.k8s.io", "leases", ("create", "get", "update")),)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.conditions import Situation, Statement, statements, with_times
 from twinpool.operator.logic.router_objects import endpoint
@@ -24,11 +26,15 @@ def status(situation: Situation, now: float) -> Status:
         "router": _router(situation),
         "revision": situation.revision,
         "endpoint": endpoint(pool),
+        "selector": leaders(pool),
     }
     for role in names.roles(pool):
         result[role] = _role(situation, role)
     if pool.spec.prefill is not None:
         result["ratio"] = ratio(result["prefill"]["ready"], result["decode"]["ready"])
+        result["targetRatio"] = ratio(result["prefill"]["desired"], result["decode"]["desired"])
+    if serving := _serving_revision(situation):
+        result["servingRevision"] = serving
     objectives = pool.spec.objectives.model_dump(by_alias=True, exclude_none=True)
     if pool.spec.objectives.ttft or pool.spec.objectives.itl:
         result["objectives"] = objectives
@@ -53,6 +59,18 @@ def ratio(prefill: int, decode: int) -> str:
     return f"{prefill // factor}:{decode // factor}"
 
 
+def leaders(pool: InferencePool) -> str:
+    """Return the label selector of the pods that stand for one decode group each."""
+    labels = {**names.selector(pool, "decode"), protocol.LABEL_POD_INDEX: "0"}
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def _serving_revision(situation: Situation) -> str:
+    """Return the revision of most ready decode groups, the newest one of equals; empty when none is ready."""
+    ready = Counter(group.revision for group in situation.live if group.ready and group.role == "decode")
+    return max(ready, key=lambda name: (ready[name], name == situation.revision, name), default="")
+
+
 def _role(situation: Situation, role: str) -> Status:
     groups = [group for group in situation.live if group.role == role]
     ready = sum(group.ready for group in groups)
@@ -61,6 +79,7 @@ def _role(situation: Situation, role: str) -> Status:
         "desired": desired,
         "created": len(groups),
         "ready": ready,
+        "routable": ready,
         "updated": sum(group.revision == situation.revision for group in groups),
         "summary": f"{ready}/{desired}",
     }
@@ -73,6 +92,7 @@ def _router(situation: Situation) -> Status:
         "desired": desired,
         "created": len(pods),
         "ready": ready,
+        "routable": ready,
         "updated": len(pods),
         "summary": f"{ready}/{desired}",
     }

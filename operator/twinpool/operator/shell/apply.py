@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire
+from twinpool.operator.logic.contest import Repair
 from twinpool.operator.logic.observed import Refusal, read_child
 from twinpool.operator.shell.cluster import ApiRefused, Cluster
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import belongs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from twinpool.operator.shell.lease import Leadership
     from twinpool.operator.shell.observe import Memory
+    from twinpool.operator.shell.recorder import Recorder
     from twinpool.operator.shell.watch import PoolKey
 
 _log = logging.getLogger(__name__)
@@ -35,12 +38,25 @@ class Executor:
     """Writes for as long as the Lease is held."""
 
     def __init__(
-        self, cluster: Cluster, leadership: Leadership, memory: Memory, metrics: Metrics | None = None
+        self,
+        cluster: Cluster,
+        leadership: Leadership,
+        memory: Memory,
+        metrics: Metrics | None = None,
+        recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._metrics = metrics or Metrics()
         self._cluster = cluster
         self._leadership = leadership
         self._memory = memory
+        self._recorder = recorder
+        self._clock = clock
+
+    def forget(self, key: PoolKey) -> None:
+        """Forget a pool that is gone."""
+        if self._recorder:
+            self._recorder.forget(key)
 
     async def execute(self, key: PoolKey, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
         """Carry out the actions in order and return what the API server refused for good reasons of its own.
@@ -90,7 +106,7 @@ class Executor:
         return True
 
     async def write_status(self, key: PoolKey, uid: str, before: Mapping[str, Any], status: Mapping[str, Any]) -> None:
-        """Write the status unless the pool has it already; a pool that is gone needs none."""
+        """Write the status, and Events of what changed, unless the pool has it already; one that is gone needs none."""
         if before == status:
             return
         self._check()
@@ -99,6 +115,9 @@ class Executor:
         except ApiRefused as error:
             if error.code not in _STALE:
                 raise
+            return
+        if self._recorder:
+            await self._recorder.changed(key, uid, before, status)
 
     async def _apply(self, body: Mapping[str, Any], uid: str, resource_version: str) -> dict[str, Any]:
         """Apply an object that is the pool's or does not exist; never take over a stranger's of the same name."""
@@ -142,8 +161,10 @@ class Executor:
     async def _one(self, key: PoolKey, action: Action) -> None:
         namespace, pool = key
         match action:
-            case Apply(body, uid, resource_version):
+            case Apply(body, uid, resource_version, against):
                 self._memory.applied(key, body, await self._apply(body, uid, resource_version))
+                if against is not None:
+                    self._memory.repaired(key, Repair(action.kind, action.name, against, self._clock()))
                 _log.info("%s/%s: applied %s %s", namespace, pool, action.kind, action.name)
             case Retire(name, uid, resource_version):
                 body = {

@@ -36,6 +36,7 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Event": ("/api/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
 
@@ -158,6 +159,13 @@ class Cluster:
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
         """Read one object."""
         return await self._request("GET", object_path(kind, namespace, name))
+
+    async def events(self, namespace: str, kind: str, name: str) -> list[dict[str, Any]]:
+        """Return some Events about failed creations for an object."""
+        selector = f"involvedObject.kind={kind},involvedObject.name={name},reason=FailedCreate"
+        query = urlencode({"fieldSelector": selector, "limit": 50})
+        found = await self._request("GET", f"{list_path('Event', namespace)}?{query}")
+        return list(found.get("items") or ())
 
     async def create(self, kind: str, namespace: str, body: Body) -> dict[str, Any]:
         """Create an object; refused with 409 when there is one."""

@@ -18,7 +18,10 @@ from twinpool.operator.shell.observe import Memory, observe, read_pool
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from twinpool.core.spec import InferencePool
+    from twinpool.operator.logic.observed import Observed
     from twinpool.operator.logic.settings import Settings
+    from twinpool.operator.shell.complaints import Complaints
     from twinpool.operator.shell.lease import Leadership
     from twinpool.operator.shell.metrics import Metrics
     from twinpool.operator.shell.queue import WorkQueue
@@ -50,6 +53,7 @@ class Reconciler:
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
         journal: Journal | None = None,
+        complaints: Complaints | None = None,
     ) -> None:
         self._cache = cache
         self._queue = queue
@@ -63,6 +67,7 @@ class Reconciler:
         #: When each pool's status was written last, and when its first unanswered event came, by the loop's clock.
         self._told: dict[PoolKey, float] = {}
         self._asked: dict[PoolKey, float] = {}
+        self._complaints = complaints
         #: When each reconciliation that is running began, by the loop's clock.
         self.running: dict[PoolKey, float] = {}
         #: Groups that a watch reported as gone since the pool was last looked at.
@@ -129,8 +134,10 @@ class Reconciler:
         """Bring one pool closer to its spec; return the seconds after which to look again, None for never."""
         body = self._cache.pool(key)
         if body is None or body["metadata"].get("deletionTimestamp"):
-            for forget in (self._memory.forget, self._queue.forget, self._journal.forget):
+            for forget in (self._memory.forget, self._queue.forget, self._journal.forget, self._executor.forget):
                 forget(key)
+            if self._complaints:
+                self._complaints.forget(key)
             self.gone.pop(key, None)
             self._told.pop(key, None)
             return None
@@ -143,7 +150,8 @@ class Reconciler:
             return await self._tell(key, uid, before, said) or RESYNC
         if await self._restored(key, uid):
             return RESTORE_DELAY
-        observed = observe(key, pool, self._cache, self._memory)
+        listening = await self._complaints.listen(key, self._observe(key, pool)) if self._complaints else None
+        observed = self._observe(key, pool)
         made = plan(observed, self._settings, self._clock())
         result = "not carried out"
         try:
@@ -153,14 +161,14 @@ class Reconciler:
             self._journal.note(key, self._clock(), observed, made.actions, made.status, result)
         news = self._memory.refused(key, refusals)
         if news:
-            made = plan(observe(key, pool, self._cache, self._memory), self._settings, self._clock())
+            made = plan(self._observe(key, pool), self._settings, self._clock())
         wait = await self._tell(key, uid, before, made.status)
         if refusals:
             if news:
                 _log.warning("%s/%s: %s %s: %s", *key, refusals[0].kind, refusals[0].name, refusals[0].message)
             return self._queue.failed(key)
         self._queue.succeeded(key)
-        return min(RESYNC, made.requeue_after or RESYNC, wait or RESYNC)
+        return min(RESYNC, made.requeue_after or RESYNC, wait or RESYNC, listening or RESYNC)
 
     async def _tell(self, key: PoolKey, uid: str, before: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
         """Write a status that changed, at most once a second; return the seconds to wait when it is too early."""
@@ -173,6 +181,10 @@ class Reconciler:
         self._told[key] = now
         await self._executor.write_status(key, uid, before, status)
         return None
+
+    def _observe(self, key: PoolKey, pool: InferencePool) -> Observed:
+        said = self._complaints.of(key) if self._complaints else {}
+        return observe(key, pool, self._cache, self._memory, self._clock(), said)
 
     async def _restored(self, key: PoolKey, uid: str) -> bool:
         """Look whether groups that were reported as gone have only lost their labels."""

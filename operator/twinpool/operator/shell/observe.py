@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.spec import InferencePool
+from twinpool.operator.logic.contest import Contest, Repair, contests, recent
 from twinpool.operator.logic.drift import contains_wanted, digest
 from twinpool.operator.logic.observed import Child, Observed, Refusal, read_child
 
@@ -25,6 +26,7 @@ class Memory:
     def __init__(self) -> None:
         self._settled: dict[tuple[PoolKey, str, str], tuple[str, str, str]] = {}
         self._refusals: dict[PoolKey, tuple[Refusal, ...]] = {}
+        self._repairs: dict[PoolKey, tuple[Repair, ...]] = {}
 
     def applied(self, key: PoolKey, wanted: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """Remember an apply that the API server took but stored differently (``1024Mi`` as ``1Gi``)."""
@@ -34,6 +36,14 @@ class Memory:
             self._settled.pop(place, None)
         else:
             self._settled[place] = (child.uid, digest(child.content), digest(wanted))
+
+    def repaired(self, key: PoolKey, repair: Repair) -> None:
+        """Remember that a child was put right against another writer."""
+        self._repairs[key] = (*recent(self._repairs.get(key, ()), repair.at), repair)
+
+    def contests(self, key: PoolKey, now: float) -> tuple[Contest, ...]:
+        """Return the children that are left to another writer at ``now``."""
+        return contests(self._repairs.get(key, ()), now)
 
     def refused(self, key: PoolKey, refusals: tuple[Refusal, ...]) -> bool:
         """Remember what was refused in the last reconciliation; return whether that is news."""
@@ -47,6 +57,7 @@ class Memory:
     def forget(self, key: PoolKey) -> None:
         """Forget a pool that is gone."""
         self._refusals.pop(key, None)
+        self._repairs.pop(key, None)
         for place in [place for place in self._settled if place[0] == key]:
             del self._settled[place]
 
@@ -74,11 +85,24 @@ def read_pool(body: Mapping[str, Any]) -> InferencePool:
     return InferencePool.model_validate({"metadata": metadata, "spec": body["spec"], "status": body["status"]})
 
 
-def observe(key: PoolKey, pool: InferencePool, cache: Cache, memory: Memory) -> Observed:
+def observe(
+    key: PoolKey,
+    pool: InferencePool,
+    cache: Cache,
+    memory: Memory,
+    now: float,
+    complaints: Mapping[str, str] | None = None,
+) -> Observed:
     """Return everything that is known about a pool. Children of an earlier pool of the same name are not its own."""
     own = [child for child in cache.children(key) if belongs(child, pool.metadata.name, pool.metadata.uid)]
-    children = tuple(memory.with_settled(key, child) for child in own)
-    return Observed(pool, children, cache.pods(key), memory.refusals(key))
+    said = complaints or {}
+    children = tuple(
+        dataclasses.replace(child, complaint=said[child.name])
+        if child.kind == "StatefulSet" and child.name in said
+        else child
+        for child in (memory.with_settled(key, child) for child in own)
+    )
+    return Observed(pool, children, cache.pods(key), memory.refusals(key), memory.contests(key, now))
 
 
 def belongs(child: Child, pool: str, uid: str) -> bool:

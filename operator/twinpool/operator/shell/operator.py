@@ -20,6 +20,7 @@ from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.apply import Executor
 from twinpool.operator.shell.audit import Audit
 from twinpool.operator.shell.cluster import ApiRefused, Cluster, configuration
+from twinpool.operator.shell.complaints import Complaints
 from twinpool.operator.shell.health import STUCK_AFTER, health_application, serve
 from twinpool.operator.shell.journal import Journal
 from twinpool.operator.shell.lease import Leadership, LeaseTimes
@@ -27,6 +28,7 @@ from twinpool.operator.shell.loop import Reconciler
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import Memory
 from twinpool.operator.shell.queue import WorkQueue
+from twinpool.operator.shell.recorder import Recorder
 from twinpool.operator.shell.selfcheck import problem
 from twinpool.operator.shell.streams import SILENT_AFTER, Streams
 from twinpool.operator.shell.watch import Cache, PoolKey, watch_registry, watch_settings
@@ -79,7 +81,8 @@ class Operator:
             options.times,
             changed=self._leader_changed,
         )
-        executor = Executor(cluster, self._leadership, self._memory, metrics)
+        recorder = Recorder(cluster, options.identity)
+        executor = Executor(cluster, self._leadership, self._memory, metrics, recorder)
         self._reconciler = Reconciler(
             self._cache,
             self._queue,
@@ -89,6 +92,7 @@ class Operator:
             options.settings,
             metrics,
             journal=self._journal,
+            complaints=Complaints(cluster),
         )
         metrics.queue_depth.set_function(lambda: len(self._queue))
         metrics.queue_age.set_function(self._queue.age)
