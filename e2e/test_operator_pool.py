@@ -142,7 +142,7 @@ class Pool:
         )
 
     def await_settled(self, prefill: int = 1, decode: int = 1) -> None:
-        wait_until(lambda: self.settled(prefill, decode), 60, f"{prefill} prefill and {decode} decode groups")
+        wait_until(lambda: self.settled(prefill, decode), 120, f"{prefill} prefill and {decode} decode groups")
 
     def versions(self) -> list[tuple[str, str, str]]:
         kinds = f"{KINDS},inferencepools.{PREFIX}"
@@ -253,7 +253,7 @@ def test_an_operator_that_is_killed_in_the_middle_leaves_no_duplicates(
     pool: Pool, start: Callable[[], OperatorProcess], moment: int
 ) -> None:
     first = start()
-    wait_until(first.leads, 30, "the operator leads")
+    wait_until(first.leads, 60, "the operator leads")
     pool.apply(manifest(decode=3))
     wait_until(lambda: len(pool.objects()) >= moment, 30, f"{moment} objects exist", interval=0.01)
     first.end()
@@ -313,7 +313,7 @@ def test_the_next_operator_takes_over(
     pool: Pool, start: Callable[[], OperatorProcess], number: int, limit: float
 ) -> None:
     leader = start()
-    wait_until(leader.leads, 30, "the first one leads")
+    wait_until(leader.leads, 60, "the first one leads")
     follower = start()
     wait_until(lambda: follower.metric("twinpool_operator_api_requests_total"), 30, "the second one watches")
     assert not follower.leads()

@@ -34,7 +34,9 @@ GROUPS = {
     protocol.API_VERSION: [protocol.PLURAL],
 }
 KINDS = {"statefulsets": "StatefulSet", "services": "Service", protocol.PLURAL: protocol.KIND}
-OBJECT = re.compile(r"/(?:api|apis/[^/]+)/v\w+(?:/namespaces/(?P<ns>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?")
+OBJECT = re.compile(
+    r"/(?:api|apis/[^/]+)/v\w+(?:/namespaces/(?P<ns>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/status)?"
+)
 POOL = {
     "apiVersion": protocol.API_VERSION,
     "kind": protocol.KIND,
@@ -207,8 +209,8 @@ class Running:
                         return text
                 await asyncio.sleep(0.05)
 
-    def settled(self) -> bool:
-        return len(self.api.names("statefulsets")) == 1 and len(self.api.objects) >= 9
+    def settled(self, beside: int = 0) -> bool:
+        return len(self.api.names("statefulsets")) == 1 and len(self.api.objects) >= 9 + beside
 
 
 def write_kubeconfig(path: Any, server: str, token: str) -> None:
@@ -393,3 +395,25 @@ async def test_nothing_is_planned_before_every_kind_was_listed(api: FakeApi, run
     await operator.until_says("caches")
     listing.set()
     await operator.until(operator.settled)
+
+
+async def test_a_spec_of_300_kb_is_served_and_nothing_is_kept_on_the_pool(api: FakeApi, running: Any) -> None:
+    large = copy.deepcopy(POOL)
+    env = [{"name": f"V{number}", "value": "x" * 1000} for number in range(300)]
+    large["spec"]["decode"]["podTemplate"] = {"spec": {"containers": [{"name": "engine", "env": env}]}}
+    api.put(large, protocol.PLURAL)
+    operator = await running(api)
+    await operator.until(operator.settled)
+    await operator.until(lambda: "status" in api.objects[protocol.PLURAL, "team", "demo"])
+    stored = api.objects[protocol.PLURAL, "team", "demo"]
+    assert not {"annotations", "finalizers", "labels"} & set(stored["metadata"])
+    written = {path for _, verb, path, _ in api.requests if verb == "PATCH" and protocol.PLURAL in path}
+    assert all(path.endswith("/status") for path in written), "nothing but the status is written to the pool"
+
+
+async def test_a_start_with_many_objects_blocks_nothing(api: FakeApi, running: Any) -> None:
+    labels = {protocol.LABEL_MANAGED_BY: protocol.MANAGED_BY, protocol.LABEL_POOL: "other"}
+    for number in range(600):
+        api.put({"metadata": {"name": f"pod-{number}", "namespace": "team", "labels": labels}}, "pods")
+    operator = await running(api)
+    await operator.until(lambda: operator.settled(600))

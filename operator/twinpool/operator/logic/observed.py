@@ -134,6 +134,8 @@ class Observed:
     refusals: tuple[Refusal, ...] = ()
     #: Children that are left to another writer for now.
     contests: tuple[Contest, ...] = ()
+    #: Highest number of a group that this process has ever seen or given: the views of two kinds may disagree.
+    last_serial: int = 0
 
 
 def pool_key(body: Body) -> tuple[str, str] | None:

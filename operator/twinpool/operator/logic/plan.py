@@ -40,7 +40,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     existing = groups(observed)
     change = changes(existing, wanted, revision, now)
     children = {(child.kind, child.name): child for child in observed.children}
-    serial = last_serial(existing, _remembered(pool, children))
+    serial = max(observed.last_serial, last_serial(existing, _remembered(pool, children)))
     wanted_objects = [
         *router_objects(pool, settings, serial),
         *(headless_service(pool, name) for name in templates),

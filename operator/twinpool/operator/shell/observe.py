@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.spec import InferencePool
+from twinpool.operator.logic import names
 from twinpool.operator.logic.contest import Contest, Repair, contests, recent
 from twinpool.operator.logic.drift import contains_wanted, digest
 from twinpool.operator.logic.observed import Child, Observed, Refusal, read_child
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from twinpool.operator.shell.watch import Cache, PoolKey
 
@@ -27,9 +28,11 @@ class Memory:
         self._settled: dict[tuple[PoolKey, str, str], tuple[str, str, str]] = {}
         self._refusals: dict[PoolKey, tuple[Refusal, ...]] = {}
         self._repairs: dict[PoolKey, tuple[Repair, ...]] = {}
+        self._serials: dict[PoolKey, int] = {}
 
     def applied(self, key: PoolKey, wanted: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """Remember an apply that the API server took but stored differently (``1024Mi`` as ``1Gi``)."""
+        self.made(key, wanted)
         child = read_child(wanted["kind"], answer)
         place = (key, child.kind, child.name)
         if contains_wanted(child, wanted):
@@ -45,6 +48,24 @@ class Memory:
         """Return the children that are left to another writer at ``now``."""
         return contests(self._repairs.get(key, ()), now)
 
+    def made(self, key: PoolKey, wanted: Mapping[str, Any]) -> None:
+        """Remember the number of a group that was made, before any watch shows it."""
+        self._remember(key, (wanted["metadata"].get("annotations") or {}).get(names.SERIAL_ANNOTATION))
+
+    def noticed(self, key: PoolKey, children: Iterable[Child]) -> None:
+        """Remember the numbers of groups that exist, after they are gone too."""
+        for child in children:
+            if child.kind == "StatefulSet":
+                self._remember(key, child.annotation(names.SERIAL_ANNOTATION))
+
+    def last_serial(self, key: PoolKey) -> int:
+        """Return the highest number of a group that was seen or given."""
+        return self._serials.get(key, 0)
+
+    def _remember(self, key: PoolKey, serial: str | None) -> None:
+        if serial and serial.isdecimal():
+            self._serials[key] = max(self.last_serial(key), int(serial))
+
     def refused(self, key: PoolKey, refusals: tuple[Refusal, ...]) -> bool:
         """Remember what was refused in the last reconciliation; return whether that is news."""
         news = self._refusals.get(key, ()) != refusals
@@ -58,6 +79,7 @@ class Memory:
         """Forget a pool that is gone."""
         self._refusals.pop(key, None)
         self._repairs.pop(key, None)
+        self._serials.pop(key, None)
         for place in [place for place in self._settled if place[0] == key]:
             del self._settled[place]
 
@@ -102,7 +124,10 @@ def observe(
         else child
         for child in (memory.with_settled(key, child) for child in own)
     )
-    return Observed(pool, children, cache.pods(key), memory.refusals(key), memory.contests(key, now))
+    memory.noticed(key, children)
+    return Observed(
+        pool, children, cache.pods(key), memory.refusals(key), memory.contests(key, now), memory.last_serial(key)
+    )
 
 
 def belongs(child: Child, pool: str, uid: str) -> bool:
