@@ -19,7 +19,7 @@ from twinpool.localcluster.progress import Progress
 from twinpool.localengine.image import serving_environment
 from twinpool.localengine.install import ensure_engine
 from twinpool.localengine.models import TINY, ensure_model
-from twinpool.worker.engines.command import Pod
+from twinpool.worker.engines.command import Place, Pod
 from twinpool.worker.engines.vllm.flags import vllm_command
 from twinpool.worker.inject import inject
 
@@ -155,6 +155,8 @@ for line in sys.stdin:
     print(json.dumps({"model": args.model_tag, "host": args.host, "port": args.port, "tp": args.tensor_parallel_size,
         "names": args.served_model_name, "shutdown": args.shutdown_timeout, "dtype": args.dtype,
         "length": args.max_model_len, "revision": args.revision, "eager": args.enforce_eager,
+        "nodes": [args.nnodes, args.node_rank, args.master_addr, args.master_port, args.headless,
+        args.pipeline_parallel_size],
         "kv": args.kv_transfer_config and [args.kv_transfer_config.kv_connector, args.kv_transfer_config.kv_role,
         args.kv_transfer_config.kv_buffer_device, args.kv_transfer_config.kv_connector_extra_config]}))
 """
@@ -166,7 +168,10 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
         for role, connector in (("prefill", "nixl"), ("decode", "nixl"), ("aggregated", None))
         for gpus, revision in ((0, None), (2, "abc"))
     ]
-    lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, gpus).argv[4:]) for one, gpus in settings]
+    wide = config(role="decode", gpus=1, tensor=1, pipeline=2, nodes=2, connector="nixl")
+    places = [Place(rank, "10.0.0.7") for rank in (0, 1)]
+    lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, gpus, Place()).argv[4:]) for one, gpus in settings]
+    lines += [json.dumps(vllm_command(wide, Pod("10.0.0.7"), {}, 1, place).argv[4:]) for place in places]
     done = subprocess.run(
         [engine.python, "-c", PARSE],
         input="\n".join(lines),
@@ -177,8 +182,12 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(parsed) == len(settings)
-    for (one, gpus), got in zip(settings, parsed, strict=True):
+    assert len(parsed) == len(settings) + len(places)
+    assert [got["nodes"] for got in parsed[len(settings) :]] == [
+        [2, 0, "10.0.0.7", 29501, False, 2],
+        [2, 1, "10.0.0.7", 29501, True, 2],
+    ]
+    for (one, gpus), got in zip(settings, parsed[: len(settings)], strict=True):
         assert got["model"] == str(TINY.folder)
         assert (got["host"], got["port"], got["names"]) == ("10.0.0.7", 8000, ["tiny"])
         assert (got["tp"], got["length"], got["revision"]) == (max(gpus, 1), 2048, one.model_revision)
