@@ -161,6 +161,19 @@ def band(low: str, high: str = "1:1") -> dict[str, Any]:
     return {"prefill": {}, "ratio": {"min": low, "max": high}}
 
 
+def amount_cases(path: str) -> list[Case]:
+    words = (f"spec.{path}", "must be a count from 0 to 1000, or a percentage")
+    wrong = [-1, 1001, "1", "101%", "5.5%", "%"]
+    good = [Case(f".spec.{path}", nested(path, value), nested(path, "x"), words) for value in (2, "25%", "100%")]
+    return [*good, Case(f".spec.{path}", nested(path, 1), nested(path, "x%"), words, extra=_all(path, wrong))]
+
+
+def stuck_case(role: str, good: dict[str, Any], bad: dict[str, Any], *more: dict[str, Any]) -> Case:
+    """Return a case for the rule that a group must be allowed to be one more or one fewer."""
+    words = ("spec.rollout.maxSurge", f"cannot both be 0 for {role}")
+    return Case(".spec.rollout", {"rollout": good}, {"rollout": bad}, words, extra=tuple({"rollout": m} for m in more))
+
+
 CASES: list[Case] = [
     Case(".spec", band("1:4"), {"ratio": {"min": "1:4", "max": "1:2"}}, ("spec.ratio", "needs a prefill role")),
     Case(".spec.ratio", band("1:2", "1:2"), band("1:1", "1:2"), ("spec.ratio.min", "must not be above ratio.max")),
@@ -189,6 +202,18 @@ CASES: list[Case] = [
     *unit_cases("objectives.itl", ["40ms"], ["40 ms"]),
     *unit_cases("routing.resources.cpu", ["1"], ["one"]),
     *unit_cases("routing.resources.memory", ["512Mi"], ["512MB"]),
+    *(
+        case
+        for block in ("rollout", "rollout.prefill", "rollout.decode")
+        for name in ("maxSurge", "maxUnavailable")
+        for case in amount_cases(f"{block}.{name}")
+    ),
+    *unit_cases("rollout.progressDeadline", ["1h"], ["60"]),
+    stuck_case("decode", {"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 0}, {"maxSurge": "0%"}),
+    stuck_case(
+        "decode", {"maxSurge": 0, "decode": {"maxSurge": 1}, "prefill": {"maxSurge": 1}}, {"decode": {"maxSurge": 0}}
+    ),
+    stuck_case("prefill", {"prefill": {"maxSurge": 0, "maxUnavailable": "1%"}}, {"prefill": {"maxSurge": 0}}),
 ]
 
 
@@ -339,6 +364,7 @@ ROLE = optional(
     drainTimeout=pattern(DURATION_PATTERN),
     podTemplate=optional(metadata=optional(annotations=MAPS), spec=optional(hostNetwork=st.booleans())),
 )
+AMOUNT = st.one_of(st.integers(1, 1000), st.integers(1, 100).map("{}%".format))
 SPEC = st.fixed_dictionaries(
     {"model": st.fixed_dictionaries({"name": NAMES}, optional={"maxModelLen": st.integers(1, 10**8)}), "decode": ROLE},
     optional={
@@ -349,6 +375,14 @@ SPEC = st.fixed_dictionaries(
             replicas=st.integers(0, 64),
             policy=st.sampled_from(["least-load", "round-robin", "random"]),
             service=optional(port=st.integers(1, 65535), annotations=MAPS),
+        ),
+        "rollout": optional(
+            maxSurge=AMOUNT,
+            maxUnavailable=AMOUNT,
+            decode=optional(maxSurge=AMOUNT),
+            progressDeadline=pattern(DURATION_PATTERN),
+            paused=st.booleans(),
+            revisionHistoryLimit=st.integers(0, 100),
         ),
     },
 )

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Apply, Delete, Retire
-from twinpool.operator.logic.groups import LOST_AFTER, changes, groups, last_serial, new_names
+from twinpool.operator.logic.groups import LOST_AFTER, groups, last_serial, new_names
 from twinpool.operator.logic.observed import Child, Observed, PodView
 from twinpool.operator.logic.plan import plan
+from twinpool.operator.logic.rollout import step
 from twinpool.operator.logic.settings import Settings
+from twinpool.operator.logic.units import leaving_first, state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +42,9 @@ def existing(make_pool: Make, *members: Any) -> Any:
 
 
 def retired(make_pool: Make, wanted: int, *members: Any) -> tuple[list[str], int]:
-    change = changes(existing(make_pool, *members), {"decode": wanted}, "new", 0.0)["decode"]
-    return [item.name for item in change.retire], change.create
+    pool = make_pool({"decode": {"replicas": wanted}}, prefill=None)
+    todo = step(state(pool, leaving_first(existing(make_pool, *members)), "new", (), 0.0))
+    return list(todo.retire), todo.create["decode"]
 
 
 def test_scaling_in_takes_groups_that_are_not_ready_first_then_the_newest(make_pool: Make) -> None:
@@ -73,26 +76,6 @@ def test_a_lost_node_holds_nothing_up(make_pool: Make) -> None:
 def test_what_never_became_ready_goes_at_once(make_pool: Make) -> None:
     members = [group(1, revision="old"), group(2, revision="bad", ready=False)]
     assert retired(make_pool, 1, *members) == (["g2"], 0)
-
-
-def test_the_last_old_group_waits_for_every_role(make_pool: Make) -> None:
-    members = [
-        group(1, role="prefill", revision="old"),
-        group(2, role="prefill"),
-        group(3, revision="old"),
-        group(4, revision="old"),
-        group(5),
-    ]
-    change = changes(existing(make_pool, *members), {"prefill": 1, "decode": 2}, "new", 0.0)
-    assert change["prefill"].retire == ()
-    assert [item.name for item in change["decode"].retire] == ["g4"]
-
-
-def test_nothing_that_serves_goes_before_both_roles_have_begun(make_pool: Make) -> None:
-    members = [group(n, role="prefill", revision="old") for n in (1, 2)]
-    members += [group(3, role="prefill"), group(4, revision="old"), group(5, ready=False)]
-    change = changes(existing(make_pool, *members), {"prefill": 2, "decode": 1}, "new", 0.0)
-    assert change["prefill"].retire == ()
 
 
 def test_a_serial_that_is_no_number_counts_as_none(make_pool: Make) -> None:

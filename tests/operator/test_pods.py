@@ -6,14 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from twinpool.core import protocol
 from twinpool.core.protocol import WorkerConfig
 from twinpool.operator.logic import names
 from twinpool.operator.logic.pods import gpus, model_path, with_revision, worker_template
-from twinpool.operator.logic.revision import revision
 from twinpool.operator.logic.settings import VLLM_IMAGE, Settings
 
 if TYPE_CHECKING:
@@ -255,44 +252,6 @@ def test_the_revision_is_in_the_labels_and_in_what_the_launcher_is_told(make_poo
     assert revised["metadata"]["labels"][protocol.LABEL_REVISION] == "abc"
     assert config(revised).revision == "abc"
     assert revised["spec"]["containers"][1]["env"][0]["value"] == "?"
-
-
-def revision_of(pool: InferencePool) -> str:
-    return revision({role: template(pool, role) for role in names.roles(pool)})
-
-
-@given(prefill=st.integers(0, 9), decode=st.integers(0, 9), routers=st.integers(0, 9))
-def test_scaling_and_routing_change_no_pod(make_pool: Make, prefill: int, decode: int, routers: int) -> None:
-    changed = {
-        "prefill": {"replicas": prefill},
-        "decode": {"replicas": decode},
-        "routing": {"replicas": routers, "policy": "random"},
-        "objectives": {"ttft": "1s"},
-    }
-    assert revision_of(make_pool(changed)) == revision_of(make_pool())
-
-
-def test_the_order_of_keys_changes_no_pod(make_pool: Make) -> None:
-    labels = {"a": "1", "b": "2", "c": "3"}
-    pools = [
-        make_pool({"decode": {"podTemplate": {"metadata": {"labels": dict(order)}}}})
-        for order in (labels.items(), reversed(labels.items()))
-    ]
-    assert revision_of(pools[0]) == revision_of(pools[1])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model": {"name": "acme/other"}},
-        {"engine": {"image": "x"}},
-        {"decode": {"engine": {"args": ["--x"]}}},
-        {"prefill": {"podTemplate": {"spec": {"hostNetwork": True}}}},
-        {"decode": {"drainTimeout": "1m"}},
-    ],
-)
-def test_whatever_reaches_a_pod_changes_the_revision(make_pool: Make, change: dict[str, Any]) -> None:
-    assert revision_of(make_pool(change)) != revision_of(make_pool())
 
 
 def test_a_template_is_plain_json(make_pool: Make) -> None:

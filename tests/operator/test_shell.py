@@ -251,7 +251,8 @@ def test_kopf_is_told_to_write_nothing_and_to_receive_only_what_is_ours() -> Non
     assert settings.posting.enabled is False
     assert settings.scanning.disabled is True
     assert settings.peering.standalone is True
-    assert set(settings.watching.label_selectors.values()) == {"app.kubernetes.io/managed-by=twinpool"}
+    ours = "app.kubernetes.io/managed-by=twinpool"
+    assert set(settings.watching.label_selectors.values()) == {ours, f"{ours},!serving.twinpool.dev/group"}
     registry = watch_registry(Cache(), lambda *_: None)
     assert not registry._spawning.get_all_handlers()
     assert not registry._changing.get_all_handlers()
@@ -302,7 +303,7 @@ async def test_a_pool_is_brought_up_and_looked_at_again_later() -> None:
     await bench.once()
     applied = [name for verb, name in bench.cluster.requests if verb == "apply"]
     assert applied[:6] == ["demo-router"] * 5 + ["demo-decode"]
-    assert len(applied) == 7
+    assert len(applied) == 8
     assert bench.cluster.statuses[0]["decode"]["desired"] == 1
     assert bench.count("done") == 1
     assert asyncio.get_running_loop().time() + RESYNC >= bench.queue._later[KEY].when()

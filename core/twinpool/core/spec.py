@@ -18,6 +18,7 @@ from twinpool.core import protocol
 from twinpool.core.fields import ByteSize, CpuCores, Duration, Name, Part, rule, rules
 from twinpool.core.objectives import Objectives as Objectives
 from twinpool.core.ratio import Ratio as Ratio
+from twinpool.core.rollout import Rollout as Rollout
 from twinpool.core.status import Condition as Condition
 from twinpool.core.status import InferencePoolStatus as InferencePoolStatus
 from twinpool.core.status import RoleStatus as RoleStatus
@@ -345,6 +346,7 @@ class InferencePoolSpec(Part):
     handoff: Handoff = Field(default_factory=Handoff, description="How the KV cache goes from prefill to decode.")
     objectives: Objectives = Field(default_factory=Objectives, description="Latency that users are promised.")
     routing: Routing = Field(default_factory=Routing, description="The HTTP endpoint.")
+    rollout: Rollout = Field(default_factory=Rollout, description="How a new revision replaces the old one.")
 
 
 class ObjectMetadata(Part):

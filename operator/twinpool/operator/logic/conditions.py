@@ -41,6 +41,8 @@ class Situation:
     groups: Sequence[Group]
     #: Whether the plan changes anything besides the status.
     acting: bool
+    #: What to say of a rollout that stands still for too long, empty while none does.
+    standstill: str = ""
 
     @property
     def live(self) -> list[Group]:
@@ -141,16 +143,25 @@ def _progressing(situation: Situation, failure: Failure | None) -> Statement:
         return Statement(
             "Progressing", "False", "Refused", f"the API server refused {first.kind} {first.name}: {first.message}"
         )
+    waiting = _waiting(situation)
+    if waiting and situation.observed.pool.spec.rollout.paused and _mixed(situation):
+        return Statement("Progressing", "Unknown", "RolloutPaused", f"rollout.paused is true; {waiting}")
+    if waiting and situation.standstill:
+        because = failure.message if failure else waiting
+        return Statement("Progressing", "False", "ProgressDeadlineExceeded", f"{situation.standstill}: {because}")
     if failure:
         return Statement("Progressing", "False", failure.reason, failure.message)
     if situation.observed.contests:
         return Statement("Progressing", "False", "Contested", situation.observed.contests[0].words())
-    waiting = _waiting(situation)
     if waiting:
         return Statement("Progressing", "True", "Waiting", waiting)
     if situation.acting:
         return Statement("Progressing", "True", "Changing", "objects of the pool are being created, changed or deleted")
     return Statement("Progressing", "False", "Complete", "everything is as the pool wants it")
+
+
+def _mixed(situation: Situation) -> bool:
+    return any(group.revision != situation.revision for group in situation.live)
 
 
 def _waiting(situation: Situation) -> str:

@@ -67,6 +67,8 @@ class PodView:
     reason: str = ""
     message: str = ""
     ready: bool = False
+    #: When the pod became ready, in seconds since 1970; None while it is not.
+    ready_since: float | None = None
     #: When the pod's grace period ends, in seconds since 1970; None while nobody asked it to go.
     deadline: float | None = None
     #: True or False once the scheduler said so, None before.
@@ -103,6 +105,8 @@ class Child:
     writer: str = ""
     #: Why its controller cannot make pods, in the controller's words.
     complaint: str = ""
+    #: When it was made, in seconds since 1970.
+    created: float | None = None
 
     def annotation(self, key: str) -> str | None:
         """Return an annotation's value."""
@@ -172,6 +176,7 @@ def read_child(kind: str, body: Body) -> Child:
         seen=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
         writer=_other_writer(metadata.get("managedFields") or ()),
         complaint=_replica_failure(status.get("conditions") or ()),
+        created=seconds(metadata.get("creationTimestamp")),
     )
 
 
@@ -199,7 +204,7 @@ def read_pod(body: Body) -> PodView:
     metadata, status = body["metadata"], body.get("status") or {}
     labels = metadata.get("labels") or {}
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
-    placed = conditions.get("PodScheduled")
+    placed, ready = conditions.get("PodScheduled"), conditions.get("Ready", {})
     reports = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     return PodView(
         name=metadata["name"],
@@ -209,7 +214,8 @@ def read_pod(body: Body) -> PodView:
         phase=status.get("phase", "Pending"),
         reason=status.get("reason", ""),
         message=status.get("message", ""),
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=ready.get("status") == "True",
+        ready_since=seconds(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         deadline=seconds(metadata.get("deletionTimestamp")),
         scheduled=None if placed is None else placed["status"] == "True",
         scheduler_message="" if placed is None else placed.get("message", ""),

@@ -9,22 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic import names
+from twinpool.operator.logic import names, progress, units
 from twinpool.operator.logic.actions import Action, Delete, Plan, Retire
 from twinpool.operator.logic.conditions import Situation
 from twinpool.operator.logic.contest import applies
 from twinpool.operator.logic.drift import stamped
-from twinpool.operator.logic.groups import LOST_AFTER, Group, RoleChange, changes, groups, last_serial, new_names
+from twinpool.operator.logic.groups import LOST_AFTER, Group, groups, last_serial, new_names
 from twinpool.operator.logic.leaders import naming
-from twinpool.operator.logic.pods import Template, worker_template
 from twinpool.operator.logic.ratio import wanted as wanted_groups
-from twinpool.operator.logic.revision import revision as revision_of
+from twinpool.operator.logic.revision import KIND, Revision, revision_object, stored, surplus, target
+from twinpool.operator.logic.rollout import Step, step
 from twinpool.operator.logic.router_objects import router_objects
 from twinpool.operator.logic.status import status
 from twinpool.operator.logic.worker_objects import Body, group_set, headless_service
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.observed import Child, Observed
@@ -34,25 +34,35 @@ if TYPE_CHECKING:
 def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     """Return what to do about a pool, its status, and when to look again; ``now`` is in seconds since 1970."""
     pool = observed.pool
-    templates = {name: worker_template(pool, name, role, settings) for name, role in names.roles(pool).items()}
-    revision = revision_of(templates)
-    wanted = wanted_groups(pool)
-    existing = groups(observed)
-    change = changes(existing, wanted, revision, now)
+    existing, known = groups(observed), stored(observed)
+    newest = target(observed, known, existing, settings)
+    revisions = {revision.name: revision for revision in (*known, newest)}
+    todo = step(units.state(pool, units.leaving_first(existing), newest.name, known, now))
     children = {(child.kind, child.name): child for child in observed.children}
     serial = max(observed.last_serial, last_serial(existing, _remembered(pool, children)))
     wanted_objects = [
         *router_objects(pool, settings, serial),
-        *(headless_service(pool, name) for name in templates),
-        *_kept(pool, existing, change, templates, revision),
-        *_created(pool, existing, change, templates, revision, serial),
+        *(headless_service(pool, name) for name in names.roles(pool)),
+        revision_object(pool, newest),
+        *_kept(pool, existing, todo, revisions),
+        *_created(pool, existing, todo, revisions[todo.revision], serial),
     ]
     bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = list(applies(bodies, children, observed.contests))
-    actions += _removals(existing, change, children, pool)
+    actions += _removals(existing, todo, children, pool)
+    actions += _history(pool, known, newest.name, existing, children)
     actions += naming(existing)
-    situation = Situation(observed, revision, wanted, existing, acting=bool(actions))
-    return Plan(tuple(actions), status(situation, now), _requeue_after(existing, now))
+    wanted = wanted_groups(pool)
+    ends = progress.deadline(observed, existing, newest.name, wanted)
+    situation = Situation(
+        observed,
+        newest.name,
+        wanted,
+        existing,
+        acting=bool(actions),
+        standstill="" if actions else progress.standstill(observed, ends, now),
+    )
+    return Plan(tuple(actions), status(situation, now), _requeue_after(existing, ends, now))
 
 
 def _remembered(pool: InferencePool, children: Mapping[tuple[str, str], Child]) -> str | None:
@@ -61,51 +71,36 @@ def _remembered(pool: InferencePool, children: Mapping[tuple[str, str], Child]) 
 
 
 def _kept(
-    pool: InferencePool,
-    existing: tuple[Group, ...],
-    change: Mapping[str, RoleChange],
-    templates: Mapping[str, Template],
-    revision: str,
+    pool: InferencePool, existing: tuple[Group, ...], todo: Step, revisions: Mapping[str, Revision]
 ) -> list[Body]:
-    """Return the groups of the newest revision that stay, as they should be; older ones are left as they are."""
-    leaving = {group.name for item in change.values() for group in item.retire}
-    return [
-        group_set(pool, role, templates[role], revision, group.serial, group.name)
-        for role in templates
-        for group in existing
-        if (group.role, group.revision) == (role, revision) and not group.retired and group.name not in leaving
-    ]
+    """Return the groups that stay as they should be, each by the stored template of its own revision."""
+    result = []
+    for group in existing:
+        revision = revisions.get(group.revision)
+        template = revision.templates.get(group.role) if revision else None
+        if template is not None and not group.retired and group.name not in todo.retire:
+            result.append(group_set(pool, group.role, template, group.revision, group.serial, group.name))
+    return result
 
 
 def _created(
-    pool: InferencePool,
-    existing: tuple[Group, ...],
-    change: Mapping[str, RoleChange],
-    templates: Mapping[str, Template],
-    revision: str,
-    serial: int,
+    pool: InferencePool, existing: tuple[Group, ...], todo: Step, revision: Revision, serial: int
 ) -> list[Body]:
     taken = {group.name for group in existing}
     result = []
-    for role, template in templates.items():
-        named = new_names(pool.metadata.uid, pool.metadata.name, role, serial, change[role].create, taken)
+    for role, template in revision.templates.items():
+        named = new_names(pool.metadata.uid, pool.metadata.name, role, serial, todo.create.get(role, 0), taken)
         for number, name in named:
-            result.append(group_set(pool, role, template, revision, number, name))
+            result.append(group_set(pool, role, template, revision.name, number, name))
             serial = number
     return result
 
 
 def _removals(
-    existing: tuple[Group, ...],
-    change: Mapping[str, RoleChange],
-    children: Mapping[tuple[str, str], Child],
-    pool: InferencePool,
+    existing: tuple[Group, ...], todo: Step, children: Mapping[tuple[str, str], Child], pool: InferencePool
 ) -> list[Action]:
-    result: list[Action] = [
-        Retire(group.name, group.child.uid, group.child.resource_version)
-        for item in change.values()
-        for group in item.retire
-    ]
+    by_name = {group.name: group.child for group in existing}
+    result: list[Action] = [Retire(name, by_name[name].uid, by_name[name].resource_version) for name in todo.retire]
     result += [_delete(group.child) for group in existing if group.retired and group.gone and not group.child.deleting]
     present = {group.role for group in existing}
     for role in protocol.ROLES:
@@ -115,12 +110,28 @@ def _removals(
     return result
 
 
+def _history(
+    pool: InferencePool,
+    known: Sequence[Revision],
+    newest: str,
+    existing: Iterable[Group],
+    children: Mapping[tuple[str, str], Child],
+) -> list[Delete]:
+    """Return the deletions of revisions beyond the history limit."""
+    gone = surplus(known, newest, existing, pool.spec.rollout.revision_history_limit)
+    return [
+        _delete(child)
+        for (kind, _), child in children.items()
+        if kind == KIND and child.label(protocol.LABEL_REVISION) in gone and not child.deleting
+    ]
+
+
 def _delete(child: Child) -> Delete:
     return Delete(child.kind, child.name, child.uid, child.resource_version)
 
 
-def _requeue_after(existing: tuple[Group, ...], now: float) -> float | None:
-    """Return the seconds until the next leaving pod would be overdue, since no event tells that it is."""
+def _requeue_after(existing: tuple[Group, ...], deadline: float | None, now: float) -> float | None:
+    """Return the seconds until a leaving pod is overdue or a rollout stands still, since no event tells of either."""
     ends = [pod.deadline + LOST_AFTER for group in existing for pod in group.pods if pod.deadline is not None]
-    coming = [end - now for end in ends if end >= now]
+    coming = [end - now for end in (*ends, *([] if deadline is None else [deadline])) if end >= now]
     return min(coming) + 1.0 if coming else None

@@ -141,7 +141,14 @@ def _base(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) 
         "imagePullSecrets": [{"name": secret.name} for secret in engine.image_pull_secrets],
     }
     spec.update({key: value for key, value in optional.items() if value})
-    return {"metadata": {"labels": names.labels(pool, name)}, "spec": spec}
+    return {"metadata": _metadata(pool, name), "spec": spec}
+
+
+def _metadata(pool: InferencePool, name: str) -> Template:
+    """Return the pods' metadata; a restart that somebody asked for is in it, so that it makes other pods."""
+    labels = {"labels": names.labels(pool, name)}
+    restart = pool.metadata.annotations.get(protocol.ANNOTATION_RESTART)
+    return {**labels, "annotations": {protocol.ANNOTATION_RESTART: restart}} if restart else labels
 
 
 def _inject_container(settings: Settings) -> Template:

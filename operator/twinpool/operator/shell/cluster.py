@@ -32,6 +32,7 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "Pod": ("/api/v1", "pods"),
+    "ControllerRevision": ("/apis/apps/v1", "controllerrevisions"),
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),

@@ -30,6 +30,7 @@ _PODS = "pods"
 _CHILDREN: Mapping[str, tuple[str, tuple[str, str, str]]] = {
     "StatefulSet": ("statefulsets", ("apps", "v1", "statefulsets")),
     "Deployment": ("deployments", ("apps", "v1", "deployments")),
+    "ControllerRevision": ("revisions", ("apps", "v1", "controllerrevisions")),
     "Service": ("services", ("", "v1", "services")),
     "ServiceAccount": ("serviceaccounts", ("", "v1", "serviceaccounts")),
     "Role": ("roles", ("rbac.authorization.k8s.io", "v1", "roles")),
@@ -114,6 +115,8 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["", "v1", "pods"] = ours
     for _, resource in _CHILDREN.values():
         settings.watching.label_selectors[resource] = ours
+    # A StatefulSet's own revisions carry the labels of its pods; there is one for each group, and none is for us.
+    settings.watching.label_selectors[_CHILDREN["ControllerRevision"][1]] = f"{ours},!{protocol.LABEL_GROUP}"
     return settings
 
 

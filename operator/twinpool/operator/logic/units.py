@@ -1,0 +1,62 @@
+"""From a pool and its groups to what the rollout planner sees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinpool.core import protocol
+from twinpool.operator.logic.failures import failure
+from twinpool.operator.logic.ratio import wanted as wanted_groups
+from twinpool.operator.logic.rollout import Bounds, Health, State, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from twinpool.core.spec import InferencePool
+    from twinpool.operator.logic.groups import Group
+    from twinpool.operator.logic.revision import Revision
+
+
+def state(
+    pool: InferencePool, leaving_first: Iterable[Group], target: str, known: Sequence[Revision], now: float
+) -> State:
+    """Return what the planner decides from; ``leaving_first`` has the groups in the order in which they should go."""
+    return State(
+        units=tuple(_unit(group, now) for group in leaving_first),
+        bounds=bounds(pool),
+        target=target,
+        paused=pool.spec.rollout.paused,
+        known=frozenset(revision.name for revision in known),
+    )
+
+
+def bounds(pool: InferencePool) -> dict[str, Bounds]:
+    """Return the bounds of every role; a role that the pool does not have has no groups."""
+    wanted = wanted_groups(pool)
+    return {
+        role: Bounds(wanted.get(role, 0), *pool.spec.rollout.bounds(role, wanted.get(role, 0)))
+        for role in protocol.ROLES
+    }
+
+
+def leaving_first(existing: Iterable[Group]) -> list[Group]:
+    """Return the groups in the order in which they are missed least: not ready, then the youngest."""
+    return sorted(existing, key=lambda group: (group.ready, -group.serial, group.name))
+
+
+def _unit(group: Group, now: float) -> Unit:
+    ended = group.retired and group.gone
+    return Unit(group.name, group.role, group.revision, health(group, now), holds=not ended and not group.lost(now))
+
+
+def health(group: Group, now: float) -> Health:
+    """Return what a group is worth. Without a pod that has a node it holds no GPU and has loaded nothing yet."""
+    if group.retired:
+        return Health.LEAVING
+    if group.torn(now):
+        return Health.LOST
+    if group.ready:
+        return Health.READY
+    if any(failure(pod) for pod in group.pods) or not any(pod.scheduled for pod in group.pods):
+        return Health.FAILED
+    return Health.WAITING
