@@ -17,14 +17,14 @@ from twinpool.operator.logic.drift import stamped
 from twinpool.operator.logic.groups import LOST_AFTER, Group, groups, last_serial, new_names
 from twinpool.operator.logic.leaders import naming
 from twinpool.operator.logic.ratio import wanted as wanted_groups
-from twinpool.operator.logic.revision import KIND, Revision, revision_object, stored, surplus, target
+from twinpool.operator.logic.revision import KIND, Revision, object_name, revision_object, stored, surplus, target
 from twinpool.operator.logic.rollout import Step, step
 from twinpool.operator.logic.router_objects import router_objects
 from twinpool.operator.logic.status import status
 from twinpool.operator.logic.worker_objects import Body, group_set, headless_service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.observed import Child, Observed
@@ -38,19 +38,24 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     newest = target(observed, known, existing, settings)
     revisions = {revision.name: revision for revision in (*known, newest)}
     todo = step(units.state(pool, units.leaving_first(existing), newest.name, known, now))
+    beyond = surplus(known, newest.name, existing, pool.spec.rollout.revision_history_limit)
     children = {(child.kind, child.name): child for child in observed.children}
     serial = max(observed.last_serial, last_serial(existing, _remembered(pool, children)))
     wanted_objects = [
         *router_objects(pool, settings, serial),
         *(headless_service(pool, name) for name in names.roles(pool)),
-        revision_object(pool, newest),
+        *(revision_object(pool, revision) for revision in revisions.values() if revision.name not in beyond),
         *_kept(pool, existing, todo, revisions),
         *_created(pool, existing, todo, revisions[todo.revision], serial),
     ]
     bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = list(applies(bodies, children, observed.contests))
     actions += _removals(existing, todo, children, pool)
-    actions += _history(pool, known, newest.name, existing, children)
+    actions += [
+        _delete(child)
+        for name in sorted(beyond)
+        if (child := children.get((KIND, object_name(pool.metadata.name, name))))
+    ]
     actions += naming(existing)
     wanted = wanted_groups(pool)
     ends = progress.deadline(observed, existing, newest.name, wanted)
@@ -108,22 +113,6 @@ def _removals(
         if service and not service.deleting and role not in names.roles(pool) and role not in present:
             result.append(_delete(service))
     return result
-
-
-def _history(
-    pool: InferencePool,
-    known: Sequence[Revision],
-    newest: str,
-    existing: Iterable[Group],
-    children: Mapping[tuple[str, str], Child],
-) -> list[Delete]:
-    """Return the deletions of revisions beyond the history limit."""
-    gone = surplus(known, newest, existing, pool.spec.rollout.revision_history_limit)
-    return [
-        _delete(child)
-        for (kind, _), child in children.items()
-        if kind == KIND and child.label(protocol.LABEL_REVISION) in gone and not child.deleting
-    ]
 
 
 def _delete(child: Child) -> Delete:

@@ -96,7 +96,7 @@ def stored(observed: Observed) -> tuple[Revision, ...]:
     for child in observed.children:
         data = child.content.get("data") or {}
         if child.kind == KIND and not child.deleting and {"inputs", "templates"} <= data.keys():
-            name = child.label(protocol.LABEL_REVISION)
+            name = child.name.removeprefix(object_name(observed.pool.metadata.name, ""))
             found.append(Revision(name, child.content.get("revision", 0), data["inputs"], data["templates"]))
     return tuple(sorted(found, key=lambda revision: (revision.number, revision.name)))
 
@@ -120,8 +120,8 @@ def _missing(
 ) -> Revision:
     """Return the revision that is not stored: one whose object somebody deleted, an adopted one, or a new one."""
     templates = rendered(observed.pool, settings)
-    taken = {child.label(protocol.LABEL_REVISION) for child in observed.children if child.kind == KIND}
-    fresh = Revision(_free_name(templates, taken), 0, wanted, templates)
+    taken = {child.name for child in observed.children if child.kind == KIND}
+    fresh = Revision(_free_name(observed.pool.metadata.name, templates, taken), 0, wanted, templates)
     groups = [group for group in existing if not group.retired]
     if known or any(group.revision == fresh.name for group in groups):
         return fresh
@@ -168,12 +168,17 @@ def _template_of(child: Child) -> Template:
     return {"metadata": {**metadata, "labels": labels}, "spec": template["spec"]}
 
 
-def _free_name(templates: Mapping[str, Any], taken: set[str]) -> str:
+def _free_name(pool: str, templates: Mapping[str, Any], taken: set[str]) -> str:
     name, salt = digest(dict(templates))[:LENGTH], 0
-    while name in taken:
+    while object_name(pool, name) in taken:
         salt += 1
         name = digest([salt, dict(templates)])[:LENGTH]
     return name
+
+
+def object_name(pool: str, revision: str) -> str:
+    """Return the name of the object that keeps a pool's revision."""
+    return f"{pool}-{revision}"
 
 
 def revision_object(pool: InferencePool, revision: Revision) -> dict[str, Any]:
@@ -184,7 +189,7 @@ def revision_object(pool: InferencePool, revision: Revision) -> dict[str, Any]:
         "apiVersion": "apps/v1",
         "kind": KIND,
         "metadata": {
-            "name": f"{pool.metadata.name}-{revision.name}",
+            "name": object_name(pool.metadata.name, revision.name),
             "namespace": pool.metadata.namespace,
             "labels": {**labels, protocol.LABEL_REVISION: revision.name},
             "ownerReferences": [names.owner_reference(pool)],
