@@ -28,7 +28,7 @@ Body = dict[str, Any]
 GROUPS = {
     "v1": ["pods", "services", "serviceaccounts", "namespaces", "events"],
     "apiextensions.k8s.io/v1": ["customresourcedefinitions"],
-    "apps/v1": ["statefulsets", "deployments"],
+    "apps/v1": ["statefulsets", "deployments", "controllerrevisions"],
     "rbac.authorization.k8s.io/v1": ["roles", "rolebindings"],
     "coordination.k8s.io/v1": ["leases"],
     protocol.API_VERSION: [protocol.PLURAL],

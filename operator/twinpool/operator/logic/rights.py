@@ -28,6 +28,7 @@ RIGHTS = (
     Right(protocol.GROUP, protocol.PLURAL, _READ),
     Right(protocol.GROUP, f"{protocol.PLURAL}/status", ("patch",)),
     Right("apps", "statefulsets", (*_MAKE, "delete")),
+    Right("apps", "controllerrevisions", (*_MAKE, "delete")),
     Right("apps", "deployments", _MAKE),
     Right("", "services", (*_MAKE, "delete")),
     Right("", "serviceaccounts", _MAKE),
