@@ -10,8 +10,9 @@ import pytest
 
 from twinpool.core import protocol
 from twinpool.core.spec import InferencePool
-from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire
+from twinpool.operator.logic import books, names
+from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire, ScaleToZero, SetGate
+from twinpool.operator.logic.books import Entry, Report, Reports
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.observed import Child, Observed, PodView, read_child
 from twinpool.operator.logic.plan import plan
@@ -44,6 +45,8 @@ class ModelCluster:
         self.pods: dict[str, PodView] = {}
         self.created_groups: list[str] = []
         self._incarnations: dict[str, int] = {}
+        #: Requests that every worker has in flight.
+        self.busy = 0
         self._version = 0
 
     def version(self) -> str:
@@ -52,7 +55,15 @@ class ModelCluster:
 
     def observed(self) -> Observed:
         children = tuple(read_child(kind, copy.deepcopy(body)) for (kind, _), body in self.objects.items())
-        return Observed(self.pool, children, tuple(self.pods.values()))
+        return Observed(self.pool, children, tuple(self.pods.values()), reports=self.reports())
+
+    def reports(self) -> Reports:
+        """What routers say that see every pod at once: they admit what is ready and send nothing to what is marked."""
+        entries = {}
+        for pod in self.pods.values():
+            going = pod.draining or pod.deadline is not None
+            entries[pod.uid] = Entry(pod.containers_ready and not going, going, in_flight=self.busy)
+        return {pod.name: Report(entries) for pod in books.routers(self.pods.values())}
 
     def reconcile(self, settings: Settings | None = None, upto: int | None = None) -> int:
         """Plan, carry out the first ``upto`` actions (or all, and the status) and return how many were planned."""
@@ -66,19 +77,38 @@ class ModelCluster:
             self.pool = stored
         return len(made.actions)
 
+    def planned(self) -> tuple[Action, ...]:
+        """Return what would be done now."""
+        return plan(self.observed(), Settings(), self.now).actions
+
     def carry_out(self, action: Action) -> None:
         match action:
             case Apply(body, uid):
                 self._apply(copy.deepcopy(dict(body)), uid)
-            case Retire(name, uid, resource_version):
+            case Retire(name, uid, resource_version, until):
                 stored = self._exact("StatefulSet", name, uid, resource_version)
-                patch = {"metadata": {"annotations": {names.RETIRED_ANNOTATION: "true"}}, "spec": {"replicas": 0}}
-                self._store("StatefulSet", name, merge(stored, patch))
+                marks = {names.RETIRED_ANNOTATION: "true", protocol.ANNOTATION_DRAINING: until}
+                self._store("StatefulSet", name, merge(stored, {"metadata": {"annotations": marks}}))
+            case ScaleToZero(name, uid, resource_version, _):
+                stored = self._exact("StatefulSet", name, uid, resource_version)
+                assert names.RETIRED_ANNOTATION in stored["metadata"]["annotations"], "scaled to 0 without a mark"
+                self._store("StatefulSet", name, merge(stored, {"spec": {"replicas": 0}}))
+            case SetGate(name, uid, opened):
+                self._pod(name, uid, routable=opened)
             case Annotate(kind, name, uid, key, value):
                 self._annotate(kind, name, uid, key, value)
             case Delete(kind, name, uid, resource_version):
                 self._exact(kind, name, uid, resource_version)
                 del self.objects[kind, name]
+
+    def _pod(self, name: str, uid: str, **changes: Any) -> None:
+        assert self.pods[name].uid == uid
+        self.pods[name] = self._judged(dataclasses.replace(self.pods[name], **changes))
+
+    @staticmethod
+    def _judged(pod: PodView) -> PodView:
+        """Return the pod with the Ready that its kubelet would say."""
+        return dataclasses.replace(pod, ready=pod.containers_ready and (pod.routable or not pod.gated))
 
     def _apply(self, body: Body, uid: str) -> None:
         kind, name = body["kind"], body["metadata"]["name"]
@@ -94,10 +124,13 @@ class ModelCluster:
                 body["metadata"].setdefault("annotations", {})[key] = value
         self._store(kind, name, body)
 
-    def _annotate(self, kind: str, name: str, uid: str, key: str, value: str) -> None:
+    def _annotate(self, kind: str, name: str, uid: str, key: str, value: str | None) -> None:
         if kind == "Pod":
-            assert (key, self.pods[name].uid) == (protocol.ANNOTATION_LEADER, uid)
-            self.pods[name] = dataclasses.replace(self.pods[name], leader=value)
+            if key == protocol.ANNOTATION_LEADER:
+                self._pod(name, uid, leader=value)
+            else:
+                assert key == protocol.ANNOTATION_DRAINING
+                self._pod(name, uid, draining=value is not None)
         else:
             assert self.objects[kind, name]["metadata"]["uid"] == uid
             self._store(kind, name, merge(self.objects[kind, name], {"metadata": {"annotations": {key: value}}}))
@@ -121,14 +154,17 @@ class ModelCluster:
             for n in range(body.get("spec", {}).get("replicas", 0)):
                 group = name if kind == "StatefulSet" else ""
                 revision = labels.get(protocol.LABEL_REVISION, "")
+                gates = body.get("spec", {}).get("template", {}).get("spec", {}).get("readinessGates", [])
                 wanted[f"{name}-{n}"] = PodView(
                     f"{name}-{n}",
                     labels[protocol.LABEL_ROLE],
                     group,
                     revision,
+                    phase="Running",
                     scheduled=True,
                     rank=n if group else 0,
                     address=f"10.0.0.{n + 1}",
+                    gated=bool(gates),
                 )
         for name, pod in list(self.pods.items()):
             if name not in wanted and pod.deadline is None:
@@ -152,7 +188,9 @@ class ModelCluster:
 
     def set_ready(self, ready: bool = True, only: Callable[[PodView], bool] = lambda _: True) -> None:
         self.pods = {
-            name: dataclasses.replace(pod, ready=ready) if only(pod) and pod.deadline is None else pod
+            name: self._judged(dataclasses.replace(pod, containers_ready=ready))
+            if only(pod) and pod.deadline is None
+            else pod
             for name, pod in self.pods.items()
         }
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Apply, Delete, Retire
+from twinpool.operator.logic.actions import Annotate, Apply, Delete, Retire, ScaleToZero, SetGate
 from twinpool.operator.logic.groups import LOST_AFTER, groups, last_serial, new_names
 from twinpool.operator.logic.observed import Child, Observed, PodView
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.rollout import step
+from twinpool.operator.logic.scale_in import Facts, order
 from twinpool.operator.logic.settings import Settings
-from twinpool.operator.logic.units import leaving_first, state
+from twinpool.operator.logic.units import state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,9 @@ def existing(make_pool: Make, *members: Any) -> Any:
 
 
 def retired(make_pool: Make, wanted: int, *members: Any) -> tuple[list[str], int]:
-    pool = make_pool({"decode": {"replicas": wanted}}, prefill=None)
-    todo = step(state(pool, leaving_first(existing(make_pool, *members)), "new", (), 0.0))
+    pool, present = make_pool({"decode": {"replicas": wanted}}, prefill=None), existing(make_pool, *members)
+    going = order(present, {item.name: Facts(outdated=item.revision != "new") for item in present})
+    todo = step(state(pool, going, "new", (), 0.0))
     return list(todo.retire), todo.create["decode"]
 
 
@@ -111,6 +113,10 @@ def test_a_group_is_scaled_to_zero_before_it_is_deleted(make_pool: Make, model_c
     first = plan(cluster.observed(), Settings(), cluster.now).actions
     assert [type(action) for action in first] == [Retire]
     cluster.reconcile()
+    assert [type(action) for action in cluster.planned()] == [SetGate, Annotate]
+    cluster.reconcile()
+    assert [type(action) for action in cluster.planned()] == [ScaleToZero]
+    cluster.reconcile()
     assert not plan(cluster.observed(), Settings(), cluster.now).actions, "the controller has not seen it yet"
     cluster.run_controllers()
     assert not plan(cluster.observed(), Settings(), cluster.now).actions, "its pod is still there"
@@ -123,7 +129,8 @@ def test_a_leaving_pod_is_looked_at_again_when_it_is_overdue(make_pool: Make, mo
     cluster.settle()
     assert plan(cluster.observed(), Settings(), cluster.now).requeue_after is None
     cluster.pool = make_pool()
-    cluster.reconcile()
+    for _ in range(3):
+        cluster.reconcile()
     cluster.run_controllers()
     (leaving,) = [pod for pod in cluster.pods.values() if pod.deadline is not None]
     again = plan(cluster.observed(), Settings(), cluster.now).requeue_after

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twinpool.core import protocol
-from twinpool.operator.logic.actions import Apply, Delete, Retire
+from twinpool.operator.logic.actions import Annotate, Apply, Delete, Retire, ScaleToZero, SetGate
 from twinpool.operator.logic.drift import stamped
 from twinpool.operator.logic.observed import Refusal, read_child
 from twinpool.operator.logic.settings import Settings
@@ -19,6 +19,7 @@ from twinpool.operator.shell.loop import RESYNC, Reconciler
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import Memory, observe, read_pool
 from twinpool.operator.shell.queue import WorkQueue
+from twinpool.operator.shell.routers import RouterBooks
 from twinpool.operator.shell.watch import Cache, watch_registry, watch_settings
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class FakeCluster:
         self._note("merge", name)
         self.bodies.append(body)
         return copy.deepcopy({"metadata": {"name": name}, **body} if "name" not in body["metadata"] else body)
+
+    async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Any) -> dict[str, Any]:
+        self._note("condition", name)
+        self.bodies.append(condition)
+        return {}
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, resource_version: str) -> None:
         self._note("delete", name)
@@ -131,7 +137,7 @@ async def test_a_list_that_apply_cannot_repair_is_replaced() -> None:
 async def test_what_is_refused_is_reported_and_the_rest_goes_on() -> None:
     cluster = FakeCluster()
     cluster.errors = {"apply": [ApiRefused(422, "bad")], "merge": [ApiRefused(403, "no")]}
-    actions = (service(), Retire("g", "u", "1"), Delete("Service", "s", "u", "1"))
+    actions = (service(), Retire("g", "u", "1", "2026-01-01T00:00:00Z"), Delete("Service", "s", "u", "1"))
     assert await executor(cluster).execute(KEY, actions) == (
         Refusal("Service", "s", "bad"),
         Refusal("StatefulSet", "g", "no"),
@@ -143,7 +149,7 @@ async def test_what_is_refused_is_reported_and_the_rest_goes_on() -> None:
 async def test_stale_actions_are_dropped(code: int) -> None:
     cluster = FakeCluster()
     cluster.errors = {verb: [ApiRefused(code, "stale")] for verb in ("apply", "merge", "delete", "status")}
-    actions = (service("u"), Retire("g", "u", "1"), Delete("Service", "s", "u", "1"))
+    actions = (service("u"), Retire("g", "u", "1", "2026-01-01T00:00:00Z"), Delete("Service", "s", "u", "1"))
     assert await executor(cluster).execute(KEY, actions) == ()
     await executor(cluster).write_status(KEY, "u", {}, {"a": 1})
 
@@ -156,6 +162,38 @@ async def test_a_server_in_trouble_ends_the_plan(code: int) -> None:
         await executor(cluster).execute(KEY, (service(),))
     with pytest.raises(ApiRefused):
         await executor(cluster).write_status(KEY, "u", {}, {"a": 1})
+
+
+async def test_a_group_leaves_step_by_step() -> None:
+    cluster, metrics = FakeCluster(), Metrics()
+    made = Executor(cluster, Leader(), Memory(), metrics)  # type: ignore[arg-type]
+    actions = (
+        Retire("g", "u", "1", "2026-01-01T00:00:00Z"),
+        Annotate("Pod", "g-0", "p", protocol.ANNOTATION_DRAINING, "2026-01-01T00:00:00Z"),
+        Annotate("Pod", "g-1", "q", protocol.ANNOTATION_DRAINING, None),
+        SetGate("g-0", "p", False, "Draining", "the group is on its way out"),
+        ScaleToZero("g", "u", "2", "drained"),
+    )
+    assert await made.execute(KEY, actions) == ()
+    assert [verb for verb, _ in cluster.requests] == ["merge", "merge", "merge", "condition", "merge"]
+    marked, first, second, gate, scaled = cluster.bodies
+    assert marked["metadata"]["resourceVersion"] == "1"
+    assert marked["metadata"]["annotations"] == {
+        "serving.twinpool.dev/retired": "true",
+        "serving.twinpool.dev/draining": "2026-01-01T00:00:00Z",
+    }
+    assert first["metadata"] == {"uid": "p", "annotations": {protocol.ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}}
+    assert second["metadata"] == {"uid": "q", "annotations": {protocol.ANNOTATION_DRAINING: None}}
+    assert (gate["type"], gate["status"], gate["reason"]) == (protocol.ROUTABLE_GATE, "False", "Draining")
+    assert scaled == {"metadata": {"uid": "u", "resourceVersion": "2"}, "spec": {"replicas": 0}}
+    assert metrics.registry.get_sample_value("twinpool_operator_drains_total", {"result": "drained"}) == 1
+
+
+async def test_a_refused_mark_is_reported_as_its_pods() -> None:
+    cluster = FakeCluster()
+    cluster.errors = {"merge": [ApiRefused(403, "no")], "condition": [ApiRefused(403, "no")]}
+    actions = (Annotate("Pod", "g-0", "p", protocol.ANNOTATION_DRAINING, "x"), SetGate("g-0", "p", True, "Listed", "x"))
+    assert await executor(cluster).execute(KEY, actions) == (Refusal("Pod", "g-0", "no"),) * 2
 
 
 async def test_nothing_is_written_without_the_lease() -> None:
@@ -275,6 +313,7 @@ class Bench:
             memory,
             Settings(),
             self.metrics,
+            RouterBooks(self.queue.add),
             lambda: 1e9,  # type: ignore[arg-type]
         )
 
@@ -303,7 +342,7 @@ async def test_a_pool_is_brought_up_and_looked_at_again_later() -> None:
     await bench.once()
     applied = [name for verb, name in bench.cluster.requests if verb == "apply"]
     assert applied[:6] == ["demo-router"] * 5 + ["demo-decode"]
-    assert len(applied) == 8
+    assert len(applied) == 9, "a budget, a revision and a group are the last three"
     assert bench.cluster.statuses[0]["decode"]["desired"] == 1
     assert bench.count("done") == 1
     assert asyncio.get_running_loop().time() + RESYNC >= bench.queue._later[KEY].when()

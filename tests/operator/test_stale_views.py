@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Action, Apply, Delete, Retire
+from twinpool.operator.logic.actions import Action, Apply, Delete, Retire, ScaleToZero
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.observed import Observed, read_child
 from twinpool.operator.logic.plan import plan
@@ -60,7 +60,8 @@ class LateViews:
     def observed(self) -> Observed:
         children = tuple(child for found in self.view.values() for child in found)
         self.memory.noticed(KEY, children)
-        return Observed(self.seen_pool, children, self.seen_pods, last_serial=self.memory.last_serial(KEY))
+        serial = self.memory.last_serial(KEY)
+        return Observed(self.seen_pool, children, self.seen_pods, last_serial=serial, reports=self.reports())
 
     def carry_out(self, action: Action) -> None:
         stored = self.objects.get((action.kind, action.name))
@@ -73,9 +74,12 @@ class LateViews:
                 self.memory.made(KEY, body)
             case Apply(body, uid, version) if exact == (uid, version):
                 super().carry_out(Apply(body, uid))
-            case Retire(_, uid, version) | Delete(_, _, uid, version) if exact == (uid, version):
+            case Retire(_, uid, version) | ScaleToZero(_, uid, version) | Delete(_, _, uid, version) if exact == (
+                uid,
+                version,
+            ):
                 super().carry_out(action)
-            case Apply() | Retire() | Delete():
+            case Apply() | Retire() | ScaleToZero() | Delete():
                 self.conflicts += 1
             case _:
                 self._other(action)

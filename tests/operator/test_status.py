@@ -157,8 +157,25 @@ def test_a_pair_needs_one_revision(make_pool: Make, model_cluster: Any) -> None:
     cluster.set_ready(False, lambda pod: pod.role == "prefill" and pod.revision in old)
     cluster.set_ready(True, lambda pod: pod.role == "prefill" and pod.revision not in old)
     cluster.set_ready(False, lambda pod: pod.role == "decode" and pod.revision not in old)
+    cluster.reconcile()
     assert conditions(say(cluster))["Routable"] == ("False", "NoPair")
     assert say(cluster)["servingRevision"] in old
+
+
+def test_what_a_group_waits_for_behind_its_gate_is_said(make_pool: Make, model_cluster: Any) -> None:
+    cluster = model_cluster(make_pool())
+    for _ in range(2):
+        cluster.reconcile()
+        cluster.run_controllers()
+    cluster.set_ready()
+    assert "router pod demo-router-0 does not answer" in message(say(cluster, reports={}), "Progressing")
+
+
+def test_a_role_of_one_group_is_said_to_be_evictable(make_pool: Make, model_cluster: Any) -> None:
+    status = say(running(model_cluster, make_pool({"prefill": {"replicas": 2}})))
+    assert "decode has one group, so evicting it" in message(status, "Routable")
+    status = say(running(model_cluster, make_pool({"prefill": {"replicas": 2}, "decode": {"replicas": 2}})))
+    assert "evict" not in message(status, "Routable")
 
 
 def test_a_refused_object_is_quoted(make_pool: Make, model_cluster: Any) -> None:
@@ -214,6 +231,6 @@ def test_the_endpoint_names_an_odd_port(make_pool: Make) -> None:
 def test_what_the_routers_are_told(make_pool: Make) -> None:
     told = router_config(make_pool({"prefill": {"drainTimeout": "10m"}, "routing": {"policy": "random"}}))
     assert (told.models, told.disaggregated, told.connector) == (("acme/model",), True, "nixl")
-    assert (told.policy, told.drain_timeout) == ("random", 600.0)
+    assert (told.policy, told.drain_timeout) == ("random", 615.0)
     alone = router_config(make_pool(prefill=None))
     assert (alone.disaggregated, alone.connector) == (False, None)

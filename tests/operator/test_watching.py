@@ -132,7 +132,9 @@ def test_equal_plans_are_one_entry_and_old_ones_are_dropped(make_pool: Callable[
     journal.note(KEY, 1.0, observed, (apply,), status, "done")
     journal.note(KEY, 2.0, observed, (), status, "done")
     journal.note(KEY, 9.0, observed, (), status, "done")
-    journal.note(KEY, 10.0, Observed(make_pool(), pods=(PodView("p", "decode"),)), (Retire("g", "u", "1"),), {}, "done")
+    journal.note(
+        KEY, 10.0, Observed(make_pool(), pods=(PodView("p", "decode"),)), (Retire("g", "u", "1", "x"),), {}, "done"
+    )
     newest, older = journal.show(KEY) or []
     assert newest["actions"] == ["retire StatefulSet g"]
     assert (older["plans"], older["from"], older["to"]) == (2, "1970-01-01T00:00:02Z", "1970-01-01T00:00:09Z")

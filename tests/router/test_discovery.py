@@ -26,10 +26,19 @@ def pod(name, role="decode", ready="True", version="1"):
             "name": name,
             "uid": f"uid-{name}",
             "resourceVersion": version,
-            "labels": {protocol.LABEL_ROLE: role, protocol.LABEL_POOL: "p", protocol.LABEL_REVISION: "r"},
+            "labels": {
+                protocol.LABEL_ROLE: role,
+                protocol.LABEL_POOL: "p",
+                protocol.LABEL_REVISION: "r",
+                protocol.LABEL_GROUP: f"group-{name}",
+            },
         },
         "spec": {"containers": [{"name": "engine", "ports": [{"name": "engine", "containerPort": 8000}]}]},
-        "status": {"podIP": "127.0.0.9", "phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
+        "status": {
+            "podIP": "127.0.0.9",
+            "phase": "Running",
+            "conditions": [{"type": "ContainersReady", "status": ready}],
+        },
     }
 
 
@@ -116,6 +125,18 @@ async def test_pods_come_change_and_go(api, follow, kit):
     await kit.until(lambda: len(api.watches) == 2)
     assert api.watches == ["10", "20"], "a watch goes on where the last one ended"
     assert api.lists == 1
+
+
+async def test_a_mark_on_any_rank_takes_the_whole_group_out_of_service(api, follow, kit):
+    follower = pod("b", version="2")
+    follower["metadata"]["labels"] |= {protocol.LABEL_POD_INDEX: "1", protocol.LABEL_GROUP: "group-a"}
+    api.pods = [pod("a"), follower, pod("c")]
+    await kit.until(lambda: follow)
+    assert [(e.pod, e.wanted) for e in follow[-1]] == [("a", True), ("c", True)]
+    follower["metadata"]["annotations"] = {protocol.ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}
+    api.events.put_nowait({"type": "MODIFIED", "object": follower})
+    await kit.until(lambda: len(follow) == 2)
+    assert [(e.pod, e.wanted, e.draining) for e in follow[-1]] == [("a", False, True), ("c", True, False)]
 
 
 async def test_a_forgotten_version_means_a_new_list(api, follow, kit):

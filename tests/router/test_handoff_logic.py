@@ -283,9 +283,31 @@ def test_a_third_prefill_that_fails_is_the_last() -> None:
     assert shell.leg == "connecting"
 
 
+def test_a_revision_that_lost_its_last_decode_worker_between_the_hops_fails_nobody() -> None:
+    shell = path()
+    shell.prefill_answers()
+    shell.no_decode()
+    assert (shell.leg, shell.params, shell.state.reason) == ("prefill", None, "revision_gone")
+    shell.prefill_answers()
+    shell.decode_connects()
+    shell.decode_begins(200)
+    assert shell.state.phase is Phase.RELAY
+
+
+def test_a_revision_that_goes_again_and_again_leaves_the_request_to_one_worker() -> None:
+    shell = path()
+    for _ in range(PREFILL_LIMIT):
+        assert shell.leg == "prefill"
+        shell.prefill_answers()
+        shell.no_decode()
+    assert (shell.leg, shell.params, shell.state.reason) == ("connecting", None, "revision_gone")
+
+
 def test_no_decode_worker() -> None:
     shell = path()
     shell.prefill_answers()
+    shell.no_decode()
+    shell.no_prefill()
     shell.no_decode()
     assert shell.outcomes == [Do.ANSWER_UNAVAILABLE]
     shell = path(split=False)

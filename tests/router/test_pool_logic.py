@@ -15,7 +15,7 @@ from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.router.logic import metrics
 from twinpool.router.logic.breaker import LONGEST_SECONDS, Breaker
-from twinpool.router.logic.endpoints import Endpoint, directory, endpoint_of_pod, endpoints_of_file
+from twinpool.router.logic.endpoints import Endpoint, directory, endpoints_of_file, endpoints_of_workers, worker_of_pod
 from twinpool.router.logic.errors import Refusal, Refused, error_body, error_event
 from twinpool.router.logic.headers import forward
 from twinpool.router.logic.health import Health, Probe, judge
@@ -47,7 +47,7 @@ def pod(**changes: Any) -> dict[str, Any]:
         "status": {
             "podIP": "10.0.0.7",
             "phase": "Running",
-            "conditions": [{"type": "Ready", "status": "True"}],
+            "conditions": [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}],
             "containerStatuses": [{"name": "side", "restartCount": 9}, {"name": "engine", "restartCount": 2}],
         },
     }
@@ -57,8 +57,46 @@ def pod(**changes: Any) -> dict[str, Any]:
     return result
 
 
-def test_a_ready_pod_is_a_wanted_endpoint() -> None:
-    assert endpoint_of_pod(pod()) == Endpoint("u/2", "prefill", "10.0.0.7", 8000, "r1", "g", "p-0", wanted=True)
+def endpoint_of_pod(pod: dict[str, Any]) -> Endpoint | None:
+    """Return the endpoint of a pod that is alone in its group."""
+    worker = worker_of_pod(pod)
+    found = endpoints_of_workers([] if worker is None else [worker])
+    return found[0] if found else None
+
+
+def test_a_pod_is_wanted_when_its_containers_are_ready_for_its_ready_waits_for_the_routers() -> None:
+    expected = Endpoint("u/2", "prefill", "10.0.0.7", 8000, "r1", "g", "p-0", wanted=True, uid="u")
+    assert endpoint_of_pod(pod()) == expected
+
+
+def test_without_the_gate_there_is_a_time_when_a_pod_is_ready_and_no_router_uses_it() -> None:
+    # The gate exists for this time: a rollout that took the last old group away now would leave nobody to ask.
+    found = endpoint_of_pod(pod(status__conditions=[{"type": kind, "status": "True"} for kind in READY]))
+    assert found is not None
+    assert found.wanted
+    assert not directory([found]).prefill, "its own probe has not answered yet"
+    assert not directory([found]).decode
+
+
+READY = ("Ready", "ContainersReady")
+MARK = {protocol.ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metadata__deletionTimestamp": "2026-01-01T00:00:00Z"},
+        {"metadata__annotations": MARK},
+        {"status__phase": "Failed"},
+    ],
+)
+def test_a_rank_that_leaves_takes_its_group_with_it(changes: dict[str, Any]) -> None:
+    follower = pod(labels={protocol.LABEL_POD_INDEX: "1"}, **changes)
+    other = pod(labels={protocol.LABEL_GROUP: "h"}, metadata__uid="v")
+    other["metadata"]["labels"][protocol.LABEL_GROUP] = "h"
+    workers = [worker_of_pod(item) for item in (pod(), follower, other)]
+    found = endpoints_of_workers(worker for worker in workers if worker is not None)
+    assert [(e.group, e.wanted, e.draining) for e in found] == [("g", False, True), ("h", True, False)]
 
 
 def test_a_restarted_engine_is_another_endpoint() -> None:
@@ -89,7 +127,8 @@ def test_pods_that_are_no_endpoints(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"status__conditions": [{"type": "Ready", "status": "False"}]},
+        {"status__conditions": [{"type": "ContainersReady", "status": "False"}]},
+        {"metadata__annotations": MARK},
         {"status__conditions": None},
         {"metadata__deletionTimestamp": "2026-01-01T00:00:00Z"},
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,11 +38,34 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Mark a group as on its way out and scale it to 0, provided that it is still the object that was observed."""
+    """Mark a group as on its way out, provided that it is still the object that was observed.
+
+    ``until`` (RFC 3339) is when it is scaled to 0 even if requests still run.
+    """
 
     name: str
     uid: str
     resource_version: str
+    until: str
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of a group's object."""
+        return "StatefulSet"
+
+
+#: Why a drain ended: nothing was in flight any more, time was over, or the group did not serve.
+DrainResult = Literal["drained", "deadline", "not_serving"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToZero:
+    """End the pods of a marked group, provided that it is still the object that was observed."""
+
+    name: str
+    uid: str
+    resource_version: str
+    result: DrainResult
 
     @property
     def kind(self) -> str:
@@ -51,14 +74,30 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class SetGate:
+    """Open or close a pod's readiness gate."""
+
+    name: str
+    uid: str
+    open: bool
+    reason: str
+    message: str
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the object."""
+        return "Pod"
+
+
+@dataclass(frozen=True, slots=True)
 class Annotate:
-    """Set an annotation of an object, provided that it is still the object that was observed."""
+    """Set an annotation of an object (None takes it away), provided that it is still the object that was observed."""
 
     kind: str
     name: str
     uid: str
     key: str
-    value: str
+    value: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +110,7 @@ class Delete:
     resource_version: str
 
 
-Action = Apply | Retire | Annotate | Delete
+Action = Apply | Retire | ScaleToZero | SetGate | Annotate | Delete
 
 
 @dataclass(frozen=True, slots=True)

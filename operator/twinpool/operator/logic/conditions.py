@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.admission import refused
+from twinpool.operator.logic.disruption import exposed
 from twinpool.operator.logic.failures import Failure, first_failure, unplaced
+from twinpool.operator.logic.gate import pending
 from twinpool.operator.logic.observed import Observed, PodView, timestamp
 
 if TYPE_CHECKING:
@@ -110,7 +112,9 @@ def _routable(situation: Situation, failure: Failure | None) -> Statement:
             return no(f"No{role.capitalize()}Ready", f"no {role} group is ready{because}")
     if not _pairs(ready, needed_roles(situation.wanted)):
         return no("NoPair", "no revision has a ready group of every role, and a handoff works only within one")
-    return Statement("Routable", "True", "Routable", "the router and at least one group of every role are ready")
+    alone = exposed(situation.wanted)
+    message = "the router and at least one group of every role are ready"
+    return Statement("Routable", "True", "Routable", f"{message}; {alone}" if alone else message)
 
 
 def needed_roles(wanted: Mapping[str, int]) -> list[str]:
@@ -178,6 +182,8 @@ def _waiting(situation: Situation) -> str:
         parts.append(f"{routers} of {situation.observed.pool.spec.routing.replicas} router pods are ready")
     leaving = sum(group.retired for group in situation.groups)
     old = sum(group.revision != situation.revision for group in situation.live)
+    if unlisted := pending(situation.observed, situation.live):
+        parts.append(unlisted)
     if leaving or old:
         parts.append(f"{leaving + old} groups are to go")
     return "; ".join(parts)

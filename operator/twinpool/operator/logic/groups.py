@@ -51,6 +51,12 @@ class Group:
         return self.child.deleting or self.child.annotation(names.RETIRED_ANNOTATION) == "true"
 
     @property
+    def replicas(self) -> int:
+        """Return how many pods the group's StatefulSet is asked for."""
+        count: int = self.child.content.get("spec", {}).get("replicas", 1)
+        return count
+
+    @property
     def leader(self) -> PodView | None:
         """Return the pod that answers for the group."""
         return next((pod for pod in self.pods if pod.rank == 0), None)
@@ -63,8 +69,8 @@ class Group:
 
     @property
     def gone(self) -> bool:
-        """Return whether a retired group has no pod left, as its controller says too."""
-        return self.child.seen and self.child.pods == 0 and not self.pods
+        """Return whether a group that was scaled to 0 has no pod left, as its controller says too."""
+        return self.child.seen and self.replicas == 0 and self.child.pods == 0 and not self.pods
 
     def lost(self, now: float) -> bool:
         """Return whether all that is left of the group is pods that a lost node holds."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from twinpool.core.spec import InferencePool
+    from twinpool.operator.logic.books import Reports
     from twinpool.operator.logic.contest import Contest
 
 Body = Mapping[str, Any]
@@ -82,6 +83,12 @@ class PodView:
     rank: int = 0
     #: The leader as the pod was told, as JSON.
     leader: str = ""
+    containers_ready: bool = False
+    #: Whether the pod waits for the gate that routers open, and whether it is open.
+    gated: bool = False
+    routable: bool = False
+    #: Whether routers were told to send it nothing new.
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,8 @@ class Observed:
     contests: tuple[Contest, ...] = ()
     #: Highest number of a group that this process has ever seen or given: the views of two kinds may disagree.
     last_serial: int = 0
+    #: What the routers said; None while they are not asked or have not been heard yet.
+    reports: Reports | None = None
 
 
 def pool_key(body: Body) -> tuple[str, str] | None:
@@ -202,7 +211,7 @@ def _replica_failure(conditions: Iterable[Body]) -> str:
 def read_pod(body: Body) -> PodView:
     """Trim a pod to what planning needs."""
     metadata, status = body["metadata"], body.get("status") or {}
-    labels = metadata.get("labels") or {}
+    labels, spec = metadata.get("labels") or {}, body.get("spec") or {}
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
     placed, ready = conditions.get("PodScheduled"), conditions.get("Ready", {})
     reports = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
@@ -214,7 +223,7 @@ def read_pod(body: Body) -> PodView:
         phase=status.get("phase", "Pending"),
         reason=status.get("reason", ""),
         message=status.get("message", ""),
-        ready=ready.get("status") == "True",
+        ready=_true(conditions, "Ready"),
         ready_since=seconds(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         deadline=seconds(metadata.get("deletionTimestamp")),
         scheduled=None if placed is None else placed["status"] == "True",
@@ -222,10 +231,18 @@ def read_pod(body: Body) -> PodView:
         containers=tuple(_read_container(report) for report in reports),
         uid=metadata.get("uid", ""),
         address=status.get("podIP", ""),
-        node=(body.get("spec") or {}).get("nodeName", ""),
+        node=spec.get("nodeName", ""),
         rank=int(index) if (index := labels.get(protocol.LABEL_POD_INDEX, "")).isdecimal() else 0,
         leader=(metadata.get("annotations") or {}).get(protocol.ANNOTATION_LEADER, ""),
+        containers_ready=_true(conditions, "ContainersReady"),
+        gated=any(gate.get("conditionType") == protocol.ROUTABLE_GATE for gate in spec.get("readinessGates") or ()),
+        routable=_true(conditions, protocol.ROUTABLE_GATE),
+        draining=protocol.ANNOTATION_DRAINING in (metadata.get("annotations") or {}),
     )
+
+
+def _true(conditions: Mapping[str, Body], kind: str) -> bool:
+    return conditions.get(kind, {}).get("status") == "True"
 
 
 def _read_container(report: Body) -> ContainerView:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic import names, progress, units
-from twinpool.operator.logic.actions import Action, Delete, Plan, Retire
+from twinpool.operator.logic import names, progress, scale_in, units
+from twinpool.operator.logic.actions import Action, Delete, Plan
 from twinpool.operator.logic.conditions import Situation
 from twinpool.operator.logic.contest import applies
+from twinpool.operator.logic.disruption import disruption_budget
+from twinpool.operator.logic.drain import deadline, drains, retire, strays
 from twinpool.operator.logic.drift import stamped
+from twinpool.operator.logic.gate import gates
 from twinpool.operator.logic.groups import LOST_AFTER, Group, groups, last_serial, new_names
 from twinpool.operator.logic.leaders import naming
 from twinpool.operator.logic.ratio import wanted as wanted_groups
@@ -37,26 +40,29 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     existing, known = groups(observed), stored(observed)
     newest = target(observed, known, existing, settings)
     revisions = {revision.name: revision for revision in (*known, newest)}
-    todo = step(units.state(pool, units.leaving_first(existing), newest.name, known, now))
+    leaving_first = scale_in.order(existing, scale_in.facts(observed, existing, newest.name))
+    todo = step(units.state(pool, leaving_first, newest.name, known, now))
     beyond = surplus(known, newest.name, existing, pool.spec.rollout.revision_history_limit)
     children = {(child.kind, child.name): child for child in observed.children}
     serial = max(observed.last_serial, last_serial(existing, _remembered(pool, children)))
     wanted_objects = [
         *router_objects(pool, settings, serial),
         *(headless_service(pool, name) for name in names.roles(pool)),
+        *(disruption_budget(pool, name) for name in names.roles(pool)),
         *(revision_object(pool, revision) for revision in revisions.values() if revision.name not in beyond),
         *_kept(pool, existing, todo, revisions),
         *_created(pool, existing, todo, revisions[todo.revision], serial),
     ]
     bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = list(applies(bodies, children, observed.contests))
-    actions += _removals(existing, todo, children, pool)
+    actions += _removals(existing, todo, children, pool, now)
     actions += [
         _delete(child)
         for name in sorted(beyond)
         if (child := children.get((KIND, object_name(pool.metadata.name, name))))
     ]
     actions += naming(existing)
+    actions += [*gates(observed, existing), *drains(observed, existing, now), *strays(existing)]
     wanted = wanted_groups(pool)
     ends = progress.deadline(observed, existing, newest.name, wanted)
     situation = Situation(
@@ -102,16 +108,17 @@ def _created(
 
 
 def _removals(
-    existing: tuple[Group, ...], todo: Step, children: Mapping[tuple[str, str], Child], pool: InferencePool
+    existing: tuple[Group, ...], todo: Step, children: Mapping[tuple[str, str], Child], pool: InferencePool, now: float
 ) -> list[Action]:
-    by_name = {group.name: group.child for group in existing}
-    result: list[Action] = [Retire(name, by_name[name].uid, by_name[name].resource_version) for name in todo.retire]
+    by_name = {group.name: group for group in existing}
+    result: list[Action] = [retire(by_name[name], now) for name in todo.retire]
     result += [_delete(group.child) for group in existing if group.retired and group.gone and not group.child.deleting]
     present = {group.role for group in existing}
     for role in protocol.ROLES:
-        service = children.get(("Service", names.child_name(pool, role)))
-        if service and not service.deleting and role not in names.roles(pool) and role not in present:
-            result.append(_delete(service))
+        for kind in ("Service", "PodDisruptionBudget"):
+            left = children.get((kind, names.child_name(pool, role)))
+            if left and not left.deleting and role not in names.roles(pool) and role not in present:
+                result.append(_delete(left))
     return result
 
 
@@ -119,8 +126,9 @@ def _delete(child: Child) -> Delete:
     return Delete(child.kind, child.name, child.uid, child.resource_version)
 
 
-def _requeue_after(existing: tuple[Group, ...], deadline: float | None, now: float) -> float | None:
-    """Return the seconds until a leaving pod is overdue or a rollout stands still, since no event tells of either."""
+def _requeue_after(existing: tuple[Group, ...], progress_ends: float | None, now: float) -> float | None:
+    """Return the seconds until a pod is overdue, a drain's time is over or a rollout stands still: no event tells."""
     ends = [pod.deadline + LOST_AFTER for group in existing for pod in group.pods if pod.deadline is not None]
-    coming = [end - now for end in (*ends, *([] if deadline is None else [deadline])) if end >= now]
+    ends += [end for end in (progress_ends, *map(deadline, existing)) if end is not None]
+    coming = [end - now for end in ends if end >= now]
     return min(coming) + 1.0 if coming else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from twinpool.core.protocol import WorkerConfig
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic import names
 from twinpool.operator.logic.merge import merge
+from twinpool.operator.logic.timing import worker_grace
 
 if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool, WorkerRole
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Template = dict[str, Any]
 
-#: Seconds that a pod gets beyond its drain timeout: the launcher's own shutdown and the kubelet's.
-GRACE_MARGIN = 15
 #: Where the volume of a ``pvc://`` model is mounted.
 MODEL_DIRECTORY = "/models"
 
@@ -126,7 +124,8 @@ def _base(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) 
         "enableServiceLinks": False,
         "restartPolicy": "Always",
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationGracePeriodSeconds": math.ceil(parse_duration(role.drain_timeout)) + GRACE_MARGIN,
+        "readinessGates": [{"conditionType": protocol.ROUTABLE_GATE}],
+        "terminationGracePeriodSeconds": worker_grace(role),
         "initContainers": [_inject_container(settings)],
         "containers": [_engine_container(pool, name, role, settings)],
         "volumes": _volumes(pool, role),
@@ -248,12 +247,16 @@ def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
     return volumes
 
 
+#: Fields of the pod that a podTemplate cannot change: gates, and what must agree with the times of launcher and router.
+_OURS = ("schedulingGates", "readinessGates", "restartPolicy", "terminationGracePeriodSeconds")
+
+
 def enforced(merged: Template, ours: Template) -> Template:
     """Return the merged template with the parts that must stay ours put back."""
     given = merged["spec"] if isinstance(merged.get("spec"), Mapping) else {}
     base = ours["spec"]
-    free = {key: value for key, value in given.items() if key not in ("schedulingGates", "readinessGates")}
-    spec = {**base, **free, "restartPolicy": base["restartPolicy"]}
+    free = {key: value for key, value in given.items() if key not in _OURS}
+    spec = {**base, **free}
     spec["containers"] = _enforced_containers(spec["containers"], base["containers"])
     if "initContainers" in base:
         spec["initContainers"] = _enforced_containers(spec["initContainers"], base["initContainers"])

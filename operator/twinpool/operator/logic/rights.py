@@ -36,6 +36,8 @@ RIGHTS = (
     Right("rbac.authorization.k8s.io", "rolebindings", _MAKE),
     Right("", "pods", (*_READ, "patch")),
     Right("", "events", ("list", "create", "patch")),
+    Right("", "pods/status", ("patch",)),
+    Right("policy", "poddisruptionbudgets", (*_MAKE, "delete")),
 )
 #: Rights on the Lease, in its own namespace.
 LEASE_RIGHTS = (Right("coordination.k8s.io", "leases", ("create", "get", "update")),)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.protocol import RouterConfig
-from twinpool.core.units import parse_duration
 from twinpool.operator.logic import names
 from twinpool.operator.logic.merge import merge
-from twinpool.operator.logic.pods import GRACE_MARGIN, downward_env, enforced
+from twinpool.operator.logic.pods import downward_env, enforced
+from twinpool.operator.logic.timing import router_drain, router_grace
 
 if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
@@ -43,7 +42,7 @@ def router_config(pool: InferencePool) -> RouterConfig:
         disaggregated=disaggregated,
         connector=pool.spec.handoff.connector if disaggregated else None,
         policy=pool.spec.routing.policy,
-        drain_timeout=_drain_timeout(pool),
+        drain_timeout=float(router_drain(pool)),
     )
 
 
@@ -52,10 +51,6 @@ def endpoint(pool: InferencePool) -> str:
     port = pool.spec.routing.service.port
     suffix = "" if port == protocol.SERVICE_PORT else f":{port}"
     return f"http://{names.child_name(pool, names.ROUTER)}.{pool.metadata.namespace}.svc{suffix}"
-
-
-def _drain_timeout(pool: InferencePool) -> float:
-    return max(parse_duration(role.drain_timeout) for role in names.roles(pool).values())
 
 
 def _object(pool: InferencePool, api_version: str, kind: str, content: Body) -> Body:
@@ -111,7 +106,7 @@ def _deployment(pool: InferencePool, settings: Settings) -> Body:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "serviceAccountName": names.child_name(pool, names.ROUTER),
-            "terminationGracePeriodSeconds": math.ceil(_drain_timeout(pool)) + GRACE_MARGIN,
+            "terminationGracePeriodSeconds": router_grace(pool),
         },
     }
     template = enforced(merge(ours, pool.spec.routing.pod_template), ours)

@@ -39,11 +39,6 @@ def bounds(pool: InferencePool) -> dict[str, Bounds]:
     }
 
 
-def leaving_first(existing: Iterable[Group]) -> list[Group]:
-    """Return the groups in the order in which they are missed least: not ready, then the youngest."""
-    return sorted(existing, key=lambda group: (group.ready, -group.serial, group.name))
-
-
 def _unit(group: Group, now: float) -> Unit:
     ended = group.retired and group.gone
     return Unit(group.name, group.role, group.revision, health(group, now), holds=not ended and not group.lost(now))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire
+from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire, ScaleToZero, SetGate
 from twinpool.operator.logic.contest import Repair
-from twinpool.operator.logic.observed import Refusal, read_child
+from twinpool.operator.logic.observed import Refusal, read_child, timestamp
 from twinpool.operator.shell.cluster import ApiRefused, Cluster
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import belongs
@@ -166,20 +166,36 @@ class Executor:
                 if against is not None:
                     self._memory.repaired(key, Repair(action.kind, action.name, against, self._clock()))
                 _log.info("%s/%s: applied %s %s", namespace, pool, action.kind, action.name)
-            case Retire(name, uid, resource_version):
-                body = {
-                    "metadata": {
-                        "uid": uid,
-                        "resourceVersion": resource_version,
-                        "annotations": {names.RETIRED_ANNOTATION: "true"},
-                    },
-                    "spec": {"replicas": 0},
-                }
-                await self._cluster.merge("StatefulSet", namespace, name, body)
-                _log.info("%s/%s: retired group %s", namespace, pool, name)
+            case Retire() | ScaleToZero() | SetGate():
+                await self._leave(key, action)
             case Annotate(kind, name, uid, annotation, value):
                 body = {"metadata": {"uid": uid, "annotations": {annotation: value}}}
                 await self._cluster.merge(kind, namespace, name, body)
             case Delete(kind, name, uid, resource_version):
                 await self._cluster.delete(kind, namespace, name, uid, resource_version)
                 _log.info("%s/%s: deleted %s %s", namespace, pool, kind, name)
+
+    async def _leave(self, key: PoolKey, action: Retire | ScaleToZero | SetGate) -> None:
+        """Carry out what takes groups into and out of service."""
+        namespace, _pool = key
+        match action:
+            case Retire(name, uid, version, until):
+                marks = {names.RETIRED_ANNOTATION: "true", protocol.ANNOTATION_DRAINING: until}
+                body: dict[str, Any] = {"metadata": {"uid": uid, "resourceVersion": version, "annotations": marks}}
+                await self._cluster.merge("StatefulSet", namespace, name, body)
+                _log.info("%s/%s: group %s is on its way out, its requests may run until %s", *key, name, until)
+            case ScaleToZero(name, uid, version, result):
+                body = {"metadata": {"uid": uid, "resourceVersion": version}, "spec": {"replicas": 0}}
+                await self._cluster.merge("StatefulSet", namespace, name, body)
+                self._metrics.drains.labels(result).inc()
+                _log.info("%s/%s: scaled group %s to 0: %s", *key, name, result)
+            case SetGate(name, uid, opened, reason, message):
+                condition = {
+                    "type": protocol.ROUTABLE_GATE,
+                    "status": "True" if opened else "False",
+                    "reason": reason,
+                    "message": message,
+                    "lastTransitionTime": timestamp(self._clock()),
+                }
+                await self._cluster.set_pod_condition(namespace, name, uid, condition)
+                _log.info("%s/%s: pod %s is %sroutable: %s", *key, name, "" if opened else "not ", message)

@@ -38,6 +38,7 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Event": ("/api/v1", "events"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
 
@@ -53,6 +54,7 @@ _UNKNOWN_FIELD = "field not declared in schema"
 
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_STRATEGIC = "application/strategic-merge-patch+json"
 _JSON = "application/json"
 #: Lists without the objects' content: what is compared is the uid alone.
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -146,6 +148,11 @@ class Cluster:
     async def merge(self, kind: str, namespace: str, name: str, body: Body) -> dict[str, Any]:
         """Merge ``body`` into an object; a uid or resourceVersion in it is a condition."""
         return await self._patch(object_path(kind, namespace, name), _MERGE, body, FIELD_MANAGER)
+
+    async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Body) -> dict[str, Any]:
+        """Set one condition of a pod, which is merged by its type; refused when the pod is another one of that name."""
+        body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
+        return await self._patch(object_path("Pod", namespace, name) + "/status", _STRATEGIC, body, STATUS_MANAGER)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, resource_version: str) -> None:
         """Delete an object if it is still the one that was observed; what it owns goes in the background."""

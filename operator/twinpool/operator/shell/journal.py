@@ -91,7 +91,8 @@ def fingerprint(observed: Observed) -> str:
     """Return a digest of what was observed: equal ones must have given equal plans."""
     children = sorted((child.kind, child.name, child.uid, child.resource_version) for child in observed.children)
     pods = sorted(repr(pod) for pod in observed.pods)
-    return digest([observed.pool.metadata.uid, observed.pool.metadata.generation, children, pods])
+    said = repr(observed.reports)
+    return digest([observed.pool.metadata.uid, observed.pool.metadata.generation, children, pods, said])
 
 
 def in_words(action: Action) -> str:

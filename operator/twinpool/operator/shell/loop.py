@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from twinpool.operator.logic.asking import hold, to_ask
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.status import unreadable
 from twinpool.operator.shell.apply import Executor, NotLeader
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from twinpool.operator.shell.lease import Leadership
     from twinpool.operator.shell.metrics import Metrics
     from twinpool.operator.shell.queue import WorkQueue
+    from twinpool.operator.shell.routers import RouterBooks
     from twinpool.operator.shell.watch import Cache, PoolKey
 
 _log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class Reconciler:
         memory: Memory,
         settings: Settings,
         metrics: Metrics,
+        books: RouterBooks,
         clock: Callable[[], float] = time.time,
         journal: Journal | None = None,
         complaints: Complaints | None = None,
@@ -62,6 +66,7 @@ class Reconciler:
         self._memory = memory
         self._settings = settings
         self._metrics = metrics
+        self._books = books
         self._clock = clock
         self._journal = journal or Journal()
         #: When each pool's status was written last, and when its first unanswered event came, by the loop's clock.
@@ -134,7 +139,8 @@ class Reconciler:
         """Bring one pool closer to its spec; return the seconds after which to look again, None for never."""
         body = self._cache.pool(key)
         if body is None or body["metadata"].get("deletionTimestamp"):
-            for forget in (self._memory.forget, self._queue.forget, self._journal.forget, self._executor.forget):
+            memories = (self._memory, self._queue, self._journal, self._executor, self._books)
+            for forget in (memory.forget for memory in memories):
                 forget(key)
             if self._complaints:
                 self._complaints.forget(key)
@@ -152,6 +158,8 @@ class Reconciler:
             return RESTORE_DELAY
         listening = await self._complaints.listen(key, self._observe(key, pool)) if self._complaints else None
         observed = self._observe(key, pool)
+        if hold(observed):
+            return RESYNC
         made = plan(observed, self._settings, self._clock())
         result = "not carried out"
         try:
@@ -183,8 +191,11 @@ class Reconciler:
         return None
 
     def _observe(self, key: PoolKey, pool: InferencePool) -> Observed:
+        """Return what is known of a pool, and have its routers asked for as long as something waits for them."""
         said = self._complaints.of(key) if self._complaints else {}
-        return observe(key, pool, self._cache, self._memory, self._clock(), said)
+        observed = observe(key, pool, self._cache, self._memory, self._clock(), said)
+        self._books.follow(key, to_ask(observed))
+        return dataclasses.replace(observed, reports=self._books.reports(key))
 
     async def _restored(self, key: PoolKey, uid: str) -> bool:
         """Look whether groups that were reported as gone have only lost their labels."""

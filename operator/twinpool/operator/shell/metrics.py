@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from twinpool.operator.logic.actions import DrainResult
 
 
 class Metrics:
@@ -53,6 +57,15 @@ class Metrics:
             ["verb", "code"],
             registry=self.registry,
         )
+        self.drains = Counter(
+            "twinpool_operator_drains_total",
+            "Groups scaled to 0 after they were marked: drained (nothing was in flight), deadline (drainTimeout was "
+            "over, so requests may have been cut; raise it), not_serving (there was nothing to wait for).",
+            ["result"],
+            registry=self.registry,
+        )
+        for result in get_args(DrainResult):
+            self.drains.labels(result)
         self.leader = Gauge(
             "twinpool_operator_leader", "1 while this operator holds the Lease and may write.", registry=self.registry
         )

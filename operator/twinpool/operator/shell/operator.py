@@ -29,6 +29,7 @@ from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import Memory
 from twinpool.operator.shell.queue import WorkQueue
 from twinpool.operator.shell.recorder import Recorder
+from twinpool.operator.shell.routers import RouterBooks
 from twinpool.operator.shell.selfcheck import problem
 from twinpool.operator.shell.streams import SILENT_AFTER, Streams
 from twinpool.operator.shell.watch import Cache, PoolKey, watch_registry, watch_settings
@@ -83,6 +84,7 @@ class Operator:
         )
         recorder = Recorder(cluster, options.identity)
         executor = Executor(cluster, self._leadership, self._memory, metrics, recorder)
+        self._books = RouterBooks(self._queue.add)
         self._reconciler = Reconciler(
             self._cache,
             self._queue,
@@ -91,6 +93,7 @@ class Operator:
             self._memory,
             options.settings,
             metrics,
+            self._books,
             journal=self._journal,
             complaints=Complaints(cluster),
         )
@@ -137,6 +140,7 @@ class Operator:
         for task in (*workers, *others):
             task.cancel()
         await asyncio.gather(*workers, *others, return_exceptions=True)
+        await self._books.close()
         await self._leadership.release()
 
     async def _watch(self, stop: asyncio.Event, ended: asyncio.Event) -> None:
@@ -184,6 +188,8 @@ class Operator:
 
     def _leader_changed(self, ours: bool) -> None:
         self._metrics.leader.set(int(ours))
+        if not ours:
+            self._books.forget_all()
         # Half-filled caches would be taken for lost objects; what is listed later announces itself.
         if ours and self._indexed:
             for key in self._cache.pools():

@@ -33,6 +33,7 @@ _CHILDREN: Mapping[str, tuple[str, tuple[str, str, str]]] = {
     "ControllerRevision": ("revisions", ("apps", "v1", "controllerrevisions")),
     "Service": ("services", ("", "v1", "services")),
     "ServiceAccount": ("serviceaccounts", ("", "v1", "serviceaccounts")),
+    "PodDisruptionBudget": ("poddisruptionbudgets", ("policy", "v1", "poddisruptionbudgets")),
     "Role": ("roles", ("rbac.authorization.k8s.io", "v1", "roles")),
     "RoleBinding": ("rolebindings", ("rbac.authorization.k8s.io", "v1", "rolebindings")),
 }

@@ -6,7 +6,7 @@ need not agree on model, dtype or KV layout.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from twinpool.core import protocol
@@ -25,10 +25,24 @@ class Endpoint:
     revision: str = ""
     group: str = ""
     pod: str = ""
-    #: Kubernetes says Ready and nobody asked the pod to go.
+    #: Its containers are ready and nobody asked its group to go. Not the pod's Ready, which waits for the routers.
     wanted: bool = True
     #: Wanted, and the router's own probe got an answer.
     admitted: bool = False
+    #: A pod of its group is marked as draining or being deleted: what runs is served, nothing new comes.
+    draining: bool = False
+    #: The pod's uid, empty outside Kubernetes.
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPod:
+    """One pod of a serving group: of any rank, because every rank's end is the group's."""
+
+    group: str
+    leaving: bool
+    #: Only leaders answer HTTP.
+    endpoint: Endpoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +71,58 @@ def directory(endpoints: Iterable[Endpoint]) -> Directory:
     return Directory(known, prefill, decode, by_revision)
 
 
-def endpoint_of_pod(pod: Mapping[str, Any]) -> Endpoint | None:
-    """Return the endpoint that a worker's pod (as JSON) stands for, or None while it is none.
+def worker_of_pod(pod: Mapping[str, Any]) -> WorkerPod | None:
+    """Return what a pod (as JSON) says about its group, or None when it is no worker's.
 
-    A pod without an address or an engine port is none yet; nor is a rank above 0, which serves no HTTP.
+    A pod whose containers have ended for good counts as leaving: its StatefulSet will replace it.
     """
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     labels = metadata.get("labels") or {}
-    role = labels.get(protocol.LABEL_ROLE)
+    if labels.get(protocol.LABEL_ROLE) not in protocol.ROLES:
+        return None
+    leaving = (
+        bool(metadata.get("deletionTimestamp"))
+        or protocol.ANNOTATION_DRAINING in (metadata.get("annotations") or {})
+        or status.get("phase") in ("Succeeded", "Failed")
+    )
+    return WorkerPod(labels.get(protocol.LABEL_GROUP, ""), leaving, _endpoint(pod))
+
+
+def endpoints_of_workers(workers: Iterable[WorkerPod]) -> tuple[Endpoint, ...]:
+    """Return the endpoints of all groups; one with a pod that leaves, of whatever rank, is draining."""
+    workers = tuple(workers)
+    going = {worker.group for worker in workers if worker.leaving and worker.group}
+    found = []
+    for worker in workers:
+        endpoint = worker.endpoint
+        if endpoint is not None and (worker.leaving or endpoint.group in going):
+            endpoint = replace(endpoint, wanted=False, draining=True)
+        if endpoint is not None:
+            found.append(endpoint)
+    return tuple(found)
+
+
+def _endpoint(pod: Mapping[str, Any]) -> Endpoint | None:
+    """Return the endpoint of a leader that has an address and an engine port, else None."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    labels = metadata["labels"]
     port = _engine_port(pod)
     address = status.get("podIP")
-    if role not in protocol.ROLES or port is None or not address or status.get("phase") in ("Succeeded", "Failed"):
+    if port is None or not address or status.get("phase") in ("Succeeded", "Failed"):
         return None
     if labels.get(protocol.LABEL_POD_INDEX, "0") != "0":
         return None
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    conditions = status.get("conditions") or ()
     return Endpoint(
         id=f"{metadata.get('uid', '')}/{_restarts(status)}",
-        role=cast(protocol.Role, role),
+        role=cast(protocol.Role, labels[protocol.LABEL_ROLE]),
         host=address,
         port=port,
         revision=labels.get(protocol.LABEL_REVISION, ""),
         group=labels.get(protocol.LABEL_GROUP, ""),
         pod=metadata.get("name", ""),
-        wanted=ready and not metadata.get("deletionTimestamp"),
+        wanted=any(c.get("type") == "ContainersReady" and c.get("status") == "True" for c in conditions),
+        uid=metadata.get("uid", ""),
     )
 
 

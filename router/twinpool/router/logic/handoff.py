@@ -139,12 +139,18 @@ def decode_connected(state: State, now: float, prefill_lives: bool) -> Step:
 
 
 def no_decode(state: State) -> Step:
-    """There is no decode worker at all."""
-    forget = (Do.FORGET_PARAMS,) if state.holding else ()
+    """There is no decode worker, or none of the revision whose parameters are at hand: it is just being replaced."""
     done = state._replace(phase=Phase.DONE, holding=False)
+    if not state.holding:
+        return done, (Do.ANSWER_UNAVAILABLE,)
     if state.phase is Phase.RELEASE:
-        return done, forget
-    return done, (*forget, Do.ANSWER_UNAVAILABLE)
+        return done, (Do.FORGET_PARAMS,)
+    left = state._replace(holding=False, decodes=state.decodes - 1, reason="revision_gone")
+    if left.prefills < PREFILL_LIMIT:
+        again = left._replace(phase=Phase.PREFILL, prefills=left.prefills + 1)
+        return again, (Do.FORGET_PARAMS, Do.START_PREFILL)
+    whole, actions = _whole(left, left.reason)
+    return whole, (Do.FORGET_PARAMS, *actions)
 
 
 def decode_failed(state: State) -> Step:

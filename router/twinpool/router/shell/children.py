@@ -103,13 +103,18 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    async def refresh(self, number: int) -> None:
-        """Get a report of this moment, or settle for the last one."""
+    async def refresh(self, number: int) -> bool:
+        """Get a report of this moment, or settle for the last one; return whether it is of this moment.
+
+        A process that is just being replaced has nothing in flight, and takes no request before it has the endpoints.
+        """
         if self._writer is None:
-            return
+            return True
         answered = self._answers[number] = asyncio.Event()
         self.tell(channel.Ask(number))
         try:
             await asyncio.wait_for(answered.wait(), _ANSWER_SECONDS)
         except TimeoutError:
             self._answers.pop(number, None)
+            return self._writer is None
+        return True

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinpool.core.errors import InvalidValue
 from twinpool.router.logic.ledger import Load
@@ -201,15 +201,20 @@ class Control:
         return 200, METRICS, text.encode()
 
     async def _endpoints_page(self) -> tuple[int, str, bytes]:
-        await self._refresh()
+        """Show the endpoints and the books as the data processes have them, for the operator's gates and drains.
+
+        ``current`` is false when a data process did not answer: what it has in flight is not known.
+        """
+        published = self._published
+        # Asked after they were told of ``published``, so that what they answer was counted with it in use.
+        current = await self._refresh()
         loads = self._loads()
-        entries = []
-        for endpoint in self._published:
-            load = loads.get(endpoint.id, Load())
-            entries.append(dataclasses.asdict(endpoint) | {
-                "inFlight": load.requests, "tokensInFlight": load.tokens, "unpulledHandoffs": load.unpulled,
-            })  # fmt: skip
-        body = {"pool": self._settings.config.pool, "synced": self._synced, "endpoints": entries}
+        body = {
+            "pool": self._settings.config.pool,
+            "synced": self._synced,
+            "current": current,
+            "endpoints": [_entry(endpoint, loads.get(endpoint.id, Load())) for endpoint in published],
+        }
         return 200, JSON, json.dumps(body).encode()
 
     def _loads(self) -> dict[str, Load]:
@@ -222,6 +227,26 @@ class Control:
                 mine.unpulled += load.unpulled
         return loads
 
-    async def _refresh(self) -> None:
+    async def _refresh(self) -> bool:
+        """Get the numbers of this moment; return whether every data process gave them."""
         self._questions += 1
-        await asyncio.gather(*(child.refresh(self._questions) for child in self._children))
+        return all(await asyncio.gather(*(child.refresh(self._questions) for child in self._children)))
+
+
+def _entry(endpoint: Endpoint, load: Load) -> dict[str, Any]:
+    """Return an endpoint as ``/admin/endpoints`` shows it."""
+    return {
+        "id": endpoint.id,
+        "uid": endpoint.uid,
+        "name": endpoint.pod,
+        "group": endpoint.group,
+        "role": endpoint.role,
+        "revision": endpoint.revision,
+        "address": f"{endpoint.host}:{endpoint.port}",
+        "wanted": endpoint.wanted,
+        "admitted": endpoint.admitted,
+        "draining": endpoint.draining,
+        "inFlight": load.requests,
+        "tokensInFlight": load.tokens,
+        "unpulledHandoffs": load.unpulled,
+    }

@@ -17,7 +17,13 @@ from kubernetes.aio import client, config, watch
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
-from twinpool.router.logic.endpoints import Endpoint, endpoint_of_pod, endpoints_of_file
+from twinpool.router.logic.endpoints import (
+    Endpoint,
+    WorkerPod,
+    endpoints_of_file,
+    endpoints_of_workers,
+    worker_of_pod,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +86,8 @@ class PodWatch:
         self._namespace = settings.namespace
         self._selector = f"{protocol.LABEL_POOL}={settings.pool},{protocol.LABEL_ROLE} in (prefill,decode)"
         self._listener = listener
-        self._pods: dict[str, Endpoint] = {}
+        self._pods: dict[str, WorkerPod] = {}
+        self._published: tuple[Endpoint, ...] | None = None
 
     async def run(self) -> None:
         """Follow the pods for ever; errors of the API server are logged and tried again."""
@@ -111,8 +118,8 @@ class PodWatch:
         document = json.loads(await response.read())
         if response.status != 200:
             raise client.ApiException(status=response.status, reason=document.get("message"))
-        found = ((pod["metadata"]["uid"], endpoint_of_pod(pod)) for pod in document["items"])
-        self._pods = {uid: endpoint for uid, endpoint in found if endpoint is not None}
+        found = ((pod["metadata"]["uid"], worker_of_pod(pod)) for pod in document["items"])
+        self._pods = {uid: worker for uid, worker in found if worker is not None}
         self._publish()
         return str(document["metadata"]["resourceVersion"])
 
@@ -138,17 +145,18 @@ class PodWatch:
         if kind == "BOOKMARK":
             return
         uid = pod["metadata"]["uid"]
-        endpoint = None if kind == "DELETED" else endpoint_of_pod(pod)
-        if endpoint == self._pods.get(uid):
-            return
-        if endpoint is None:
+        worker = None if kind == "DELETED" else worker_of_pod(pod)
+        if worker is None:
             self._pods.pop(uid, None)
         else:
-            self._pods[uid] = endpoint
+            self._pods[uid] = worker
         self._publish()
 
     def _publish(self) -> None:
-        self._listener(tuple(self._pods.values()))
+        endpoints = endpoints_of_workers(self._pods.values())
+        if endpoints != self._published:
+            self._published = endpoints
+            self._listener(endpoints)
 
 
 def configuration() -> Any:

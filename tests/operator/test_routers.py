@@ -1,0 +1,132 @@
+"""Asking routers: only while something waits, never in a reconciliation's way, and whatever they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+
+from twinpool.core import protocol
+from twinpool.operator.logic.books import Entry, Report
+from twinpool.operator.logic.observed import PodView
+from twinpool.operator.shell import routers as shell
+from twinpool.operator.shell.routers import RouterBooks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+KEY = ("team", "demo")
+
+
+class FakeRouter:
+    """Answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.answer: Any = {"synced": True, "current": True, "endpoints": []}
+        self.status = 200
+        self.asked = 0
+        self.release: asyncio.Event | None = None
+
+    async def page(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        if self.release is not None:
+            await self.release.wait()
+        text = self.answer if isinstance(self.answer, str) else json.dumps(self.answer)
+        return web.Response(text=text, status=self.status)
+
+
+@pytest.fixture
+async def router(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeRouter]:
+    made = FakeRouter()
+    application = web.Application()
+    application.router.add_get("/admin/endpoints", made.page)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    monkeypatch.setattr(protocol, "ROUTER_ADMIN_PORT", runner.addresses[0][1])
+    monkeypatch.setattr(shell, "QUICK", 0.01)
+    monkeypatch.setattr(shell, "SLOW", 0.02)
+    yield made
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def books() -> AsyncIterator[tuple[RouterBooks, asyncio.Queue[Any]]]:
+    changes: asyncio.Queue[Any] = asyncio.Queue()
+    made = RouterBooks(changes.put_nowait)
+    yield made, changes
+    await made.close()
+
+
+def pod(name: str = "r", address: str = "127.0.0.1") -> PodView:
+    return PodView(name, "router", address=address)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.005)
+
+
+async def test_answers_wake_the_pool_when_they_change(router: FakeRouter, books: Any) -> None:
+    made, changes = books
+    assert made.reports(KEY) is None
+    made.follow(KEY, [pod()])
+    assert await asyncio.wait_for(changes.get(), 10) == KEY
+    assert made.reports(KEY) == {"r": Report()}
+    before = router.asked
+    await until(lambda: router.asked > before + 2)
+    assert changes.empty(), "the same answer is no news"
+    router.answer["endpoints"].append({"uid": "u", "admitted": True, "inFlight": 3})
+    await asyncio.wait_for(changes.get(), 10)
+    assert made.reports(KEY) == {"r": Report({"u": Entry(admitted=True, in_flight=3)})}
+
+
+async def test_when_nothing_waits_nobody_is_asked_and_nothing_remembered(router: FakeRouter, books: Any) -> None:
+    made, changes = books
+    made.follow(KEY, [pod()])
+    await asyncio.wait_for(changes.get(), 10)
+    made.follow(KEY, [])
+    assert made.reports(KEY) is None
+    await asyncio.sleep(0.05)
+    before = router.asked
+    await asyncio.sleep(0.1)
+    assert router.asked == before
+    made.forget(KEY)
+
+
+async def test_a_router_that_does_not_answer_is_none_and_holds_up_no_other(
+    router: FakeRouter, books: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, changes = books
+    made.follow(KEY, [pod(), pod("s", "127.0.0.77"), pod("t", "not an address"), pod("v6", "::1")])
+    await asyncio.wait_for(changes.get(), 20)
+    assert made.reports(KEY) == {"r": Report(), "s": None, "t": None, "v6": None}
+    monkeypatch.setattr(shell, "TIMEOUT", 0.1)
+    router.release = asyncio.Event()
+    await asyncio.wait_for(changes.get(), 10)
+    assert made.reports(KEY)["r"] is None
+    router.release.set()
+
+
+@pytest.mark.parametrize("answer", ["no json", "[]", '{"endpoints": 7}', "x" * 10])
+async def test_an_answer_that_is_none_counts_as_none(
+    router: FakeRouter, books: Any, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "MAX_ANSWER", 20)
+    router.answer = answer if answer[0] != "x" else json.dumps({"endpoints": [], "pad": "x" * 30})
+    made, changes = books
+    made.follow(KEY, [pod()])
+    await asyncio.wait_for(changes.get(), 10)
+    assert made.reports(KEY) == {"r": None}
+
+
+async def test_an_error_status_counts_as_no_answer(router: FakeRouter, books: Any) -> None:
+    router.status = 404
+    made, changes = books
+    made.follow(KEY, [pod()])
+    await asyncio.wait_for(changes.get(), 10)
+    assert made.reports(KEY) == {"r": None}
