@@ -1,4 +1,4 @@
-"""``twinpool``: the console script.
+"""``twinpool``, which is ``kubectl twinpool`` as well: the console script.
 
 Exit codes: 0 done, 1 the answer is no (a stale file, an invalid manifest), 2 the command was not understood.
 """
@@ -17,6 +17,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from twinpool.cli.crd import check_fresh, crd_yaml
+from twinpool.cli.rollout import app as rollout
 from twinpool.cli.validate import validate as validate_stream
 from twinpool.core.errors import TwinpoolError
 
@@ -25,6 +26,7 @@ app = App(
     help="Serve large language models from twin pools of prefill and decode workers on Kubernetes.",
     version=version("twinpool"),
 )
+app.command(rollout)
 
 
 @app.command
