@@ -24,7 +24,7 @@ from twinpool.operator.logic.revision import Revision, stored, target, with_inpu
 from twinpool.operator.logic.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from twinpool.operator.logic.observed import Observed
     from twinpool.operator.logic.rollout import State
@@ -160,18 +160,25 @@ def _chosen(observed: Observed, to: str) -> Revision:
 
 
 def _undoing(observed: Observed, body: dict[str, Any], chosen: Revision) -> list[dict[str, Any]]:
-    """Return the JSON patch; it is refused when somebody edits the pool meanwhile."""
+    """Return the JSON patch; it is refused when somebody edits the spec meanwhile (the status may change)."""
     back = with_inputs(observed.pool, chosen.inputs)
     spec = back.to_manifest()["spec"]
-    patch = [{"op": "test", "path": "/metadata/resourceVersion", "value": body["metadata"]["resourceVersion"]}]
+    patch = [{"op": "test", "path": "/metadata/generation", "value": body["metadata"]["generation"]}]
     for block in _BLOCKS:
         if block in spec:
             patch.append({"op": "add", "path": f"/spec/{block}", "value": spec[block]})
         elif block in body["spec"]:
             patch.append({"op": "remove", "path": f"/spec/{block}"})
-    annotations = back.metadata.annotations
-    patch.append({"op": "add", "path": "/metadata/annotations", "value": annotations})
-    return patch
+    return patch + _restart_undone(back.metadata.annotations, body["metadata"].get("annotations"))
+
+
+def _restart_undone(wanted: Mapping[str, str], now: Mapping[str, str] | None) -> list[dict[str, Any]]:
+    key = protocol.ANNOTATION_RESTART
+    path = f"/metadata/annotations/{key.replace('/', '~1')}"
+    if key in wanted:
+        new = [] if now is not None else [{"op": "add", "path": "/metadata/annotations", "value": {}}]
+        return [*new, {"op": "add", "path": path, "value": wanted[key]}]
+    return [{"op": "remove", "path": path}] if key in (now or {}) else []
 
 
 @app.command

@@ -71,7 +71,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         wanted,
         existing,
         acting=bool(actions),
-        standstill="" if actions else progress.standstill(observed, ends, now),
+        standstill="" if todo else progress.standstill(observed, ends, now),
     )
     return Plan(tuple(actions), status(situation, now), _requeue_after(existing, ends, now))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from twinpool.router.logic import endpoints, policy
+from twinpool.router.logic import endpoints, policy, share
 from twinpool.router.logic.breaker import Breaker
 from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.metrics import Numbers
@@ -36,6 +36,7 @@ class Pool:
         self.limits = limits
         self.rng = rng
         self.directory: Directory = endpoints.EMPTY
+        self._shares: dict[str, float] = {}
         self.ledger = Ledger()
         self.breaker = Breaker()
         self.numbers = Numbers()
@@ -50,6 +51,7 @@ class Pool:
     def update(self, known: Iterable[Endpoint]) -> None:
         """Replace the endpoints."""
         self.directory = endpoints.directory(known)
+        self._shares = share.shares(self.directory)
         self.breaker.keep(self.directory.known)
         self.connections.sweep(set(self.directory.known))
 
@@ -61,7 +63,7 @@ class Pool:
         if not candidates:
             return None
         self._prefill_turn += 1
-        return self._choose(candidates, self._prefill_turn)
+        return self._choose(share.of_one_revision(candidates, self._shares, self.rng), self._prefill_turn)
 
     def choose_decode(self, revision: str | None, tried: Collection[str]) -> Endpoint | None:
         """Choose a decode worker, of one revision for a handoff, of any for a whole request.
