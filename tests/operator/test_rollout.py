@@ -161,7 +161,6 @@ def test_every_small_pool_reaches_the_newest_revision(order: str) -> None:
         for mine, theirs in itertools.product(amounts, repeat=2):
             ran = running((prefill, *mine), (decode, *theirs)).finish(*ORDERS[order])
             assert ran.complete(), (prefill, decode, mine, theirs)
-            assert "ratio" not in ran.gave_up()
             if mine[0] and theirs[0]:
                 assert "floor" not in ran.gave_up(), "one group more of each role is enough to keep the floor"
 
@@ -184,7 +183,6 @@ def test_every_pool_reaches_the_newest_revision(
 ) -> None:
     ran = running(prefill, decode).finish(*ORDERS[order])
     assert ran.complete()
-    assert "ratio" not in ran.gave_up()
     assert "floor" not in ran.gave_up() or not (prefill[1] and decode[1])
 
 

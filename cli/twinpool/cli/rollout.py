@@ -16,7 +16,7 @@ from twinpool.cli.pools import RESOURCE, observe, with_manifest
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.units import parse_duration
-from twinpool.operator.logic import units
+from twinpool.operator.logic import scale_in, units
 from twinpool.operator.logic.forecast import Stage, forecast, ready
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.observed import timestamp
@@ -210,7 +210,8 @@ def plan(
 def _state(observed: Observed) -> State:
     existing, known = groups(observed), stored(observed)
     newest = target(observed, known, existing, Settings())
-    return units.state(observed.pool, units.leaving_first(existing), newest.name, known, time.time())
+    leaving_first = scale_in.order(existing, scale_in.facts(observed, existing, newest.name))
+    return units.state(observed.pool, leaving_first, newest.name, known, time.time())
 
 
 def _as_json(name: str, begin: State, stages: Sequence[Stage]) -> dict[str, Any]:

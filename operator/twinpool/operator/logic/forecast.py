@@ -7,6 +7,7 @@ stays so. Real ones take their time, and the planner then takes other steps to t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,30 +29,30 @@ class Stage:
 
 def forecast(state: State) -> Iterator[Stage]:
     """Yield the steps until nothing is left to do; there are at most a few for each group."""
+    most = 10 + 4 * (len(state.units) + sum(limits.wanted for limits in state.bounds.values()))
+    return itertools.islice(_stages(state), most)
+
+
+def _stages(state: State) -> Iterator[Stage]:
     made = 0
-    todo = step(state)
     units = list(state.units)
-    limit = 10 + 4 * (len(units) + sum(limits.wanted for limits in state.bounds.values()))
-    for _ in range(limit):
-        waits = any(unit.health is Health.LEAVING or _starts(unit, todo.revision) for unit in units)
-        if not todo and not waits:
-            return
+    while (todo := step(state)) or any(_moves(unit, todo.revision) for unit in units):
         for role, count in todo.create.items():
             units += [Unit(f"new {made + n + 1}", role, todo.revision, Health.WAITING) for n in range(count)]
             made += count
-        units = [_after(unit, todo) for unit in units if unit.health is not Health.LEAVING]
-        units = [unit for unit in units if unit.name not in todo.retire]
+        kept = [unit for unit in units if unit.health is not Health.LEAVING and unit.name not in todo.retire]
+        units = [_started(unit, todo.revision) for unit in kept]
         yield Stage(todo, ready(units))
         state = dataclasses.replace(state, units=tuple(sorted(units, key=lambda unit: unit.health is Health.READY)))
-        todo = step(state)
 
 
-def _starts(unit: Unit, revision: str) -> bool:
-    return unit.health is Health.WAITING and unit.revision == revision
+def _moves(unit: Unit, revision: str) -> bool:
+    return unit.health is Health.LEAVING or _started(unit, revision) is not unit
 
 
-def _after(unit: Unit, todo: Step) -> Unit:
-    return dataclasses.replace(unit, health=Health.READY) if _starts(unit, todo.revision) else unit
+def _started(unit: Unit, revision: str) -> Unit:
+    starts = unit.health is Health.WAITING and unit.revision == revision
+    return dataclasses.replace(unit, health=Health.READY) if starts else unit
 
 
 def ready(units: list[Unit]) -> dict[tuple[str, str], int]:

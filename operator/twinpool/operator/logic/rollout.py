@@ -11,8 +11,8 @@ first winning over the next where they collide:
 4. *floor*: groups that serve never fall below wanted - unavailable;
 5. *ratio*: each revision, and all that serves (as far as it is wanted), stays within one group of the wanted ratio.
 
-What is worse than a bound at the start is never made worse still. ``Step.gave_up`` says which of the last two had to
-yield to progress (a single replica that may not be doubled cannot move without a gap).
+What is worse than a bound at the start is never made worse still. ``Step.gave_up`` says when the floor had to
+yield to progress: a single replica that may not be doubled cannot move without a gap. The ratio alone never stops one.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Step:
     create: Mapping[str, int] = field(default_factory=dict)
     #: Names of groups to let go, the least missed first.
     retire: tuple[str, ...] = ()
-    #: ``ratio`` or ``floor`` where it had to yield to progress.
+    #: ``floor`` where it had to yield to progress, empty otherwise.
     gave_up: str = ""
 
     def __bool__(self) -> bool:
@@ -109,7 +109,7 @@ def step(state: State) -> Step:
     work.lose()
     work.old_that_is_of_no_use()
     work.too_many()
-    work.old_that_serves(ratio=True, floor=True)
+    work.old_that_serves()
     create = work.create()
     gave_up = ""
     if not work.retired and not any(create.values()) and work.waits_for_nobody():
@@ -226,7 +226,7 @@ class _Work:
                 mine = [unit for unit in self.live if (unit.role, unit.revision) == (role, self.state.target)]
                 self.let_go(mine[:excess])
 
-    def old_that_serves(self, *, ratio: bool, floor: bool, most: int | None = None) -> None:
+    def old_that_serves(self, *, strict: bool = True, most: int | None = None) -> None:
         """Let go of old groups as far as the bounds allow, of the smallest old revision first."""
         if self.complete():
             self.let_go(self._old())
@@ -234,7 +234,7 @@ class _Work:
         begin = self.serving()
         moves = 0
         while most is None or moves < most:
-            move = next((m for m in self._moves() if self._allowed(m, begin, ratio=ratio, floor=floor)), None)
+            move = next((m for m in self._moves() if self._allowed(m, begin, strict=strict)), None)
             if move is None:
                 return
             self.let_go(move)
@@ -252,15 +252,14 @@ class _Work:
                     last = self._live[role, revision] == 1
                     yield members if last else mine[:1]
 
-    def _allowed(self, move: list[Unit], begin: Counter[str], *, ratio: bool, floor: bool) -> bool:
+    def _allowed(self, move: list[Unit], begin: Counter[str], *, strict: bool) -> bool:
         before = self.serving()
         gone = Counter(unit.role for unit in move if self._at_work(unit))
         after = before - gone
         if not any(self._reason(role, before[role]) for role in gone):
             return False
-        if floor and any(after[role] < min(begin[role], self.bounds[role].floor) for role in gone):
-            return False
-        return not ratio or self._in_ratio(move, before, after)
+        keeps = all(after[role] >= min(begin[role], self.bounds[role].floor) for role in gone)
+        return not strict or (keeps and self._in_ratio(move, before, after))
 
     def _reason(self, role: str, serving: int) -> bool:
         """Return whether a group of the role is one too many, or in the way of a new one."""
@@ -318,12 +317,9 @@ class _Work:
     # When nothing else is left.
 
     def force(self) -> str:
-        """Make the smallest step that goes on although a bound is in its way; return which bound yielded."""
-        for ratio, floor, name in ((False, True, "ratio"), (False, False, "floor")):
-            self.old_that_serves(ratio=ratio, floor=floor, most=1)
-            if self.retired:
-                return name
-        return ""
+        """Make the smallest step that goes on although the floor is in its way; return what yielded."""
+        self.old_that_serves(strict=False, most=1)
+        return "floor" if self.retired else ""
 
     def paused(self) -> Step:
         """Keep the numbers without moving from one revision to another."""
