@@ -60,6 +60,11 @@ def test_a_new_revision_is_told() -> None:
     assert told({}, status(revision="r1")) == []
 
 
+def test_a_pause_is_told() -> None:
+    paused = status(("Progressing", "Unknown", "RolloutPaused"))
+    assert told(status(("Progressing", "True", "Waiting")), paused) == [("Normal", "RolloutPaused")]
+
+
 def test_conditions_that_nothing_measures_are_not_told() -> None:
     assert told({}, status(("HandoffWorking", "Unknown", "NotMeasured"), ("Other", "False", "Bad"))) == []
 

@@ -22,7 +22,7 @@ MAX_MESSAGE = 1024
 _TOLD = ("Ready", "Progressing", "Placed", "Routable")
 _ON_THE_WAY = ("Waiting", "Changing", "Scheduling")
 #: Reasons that a pool which is only starting has too.
-_EXPECTED = ("RouterNotReady", "NoPrefillReady", "NoDecodeReady", "ScaledToZero", "Complete", "Paused")
+_EXPECTED = ("RouterNotReady", "NoPrefillReady", "NoDecodeReady", "ScaledToZero", "Complete", "RolloutPaused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Not
 
 def _note(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Note | None:
     kind, status, reason = now["type"], now["status"], now["reason"]
-    if kind not in _TOLD or status == "Unknown" or reason in _ON_THE_WAY:
+    unknown = status == "Unknown" and reason not in _EXPECTED
+    if kind not in _TOLD or unknown or reason in _ON_THE_WAY:
         return None
     if before is not None and (before["status"], before["reason"]) == (status, reason):
         return None
