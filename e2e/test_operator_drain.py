@@ -165,7 +165,7 @@ def test_draining_a_node_fails_no_request(local_cluster: LocalCluster, served: P
                 "drain", node, f"--pod-selector={selector}", "--ignore-daemonsets", "--delete-emptydir-data",
                 "--timeout=110s", timeout=120,
             )  # fmt: skip
-            lowest.append(pool(served.cluster, served.namespace, NAME)["status"]["decode"]["ready"])
+            lowest.append(pool(served.cluster, served.namespace, NAME)["status"]["decode"]["routable"])
             load.more(8)
         finally:
             served.cluster.kubectl("uncordon", node)

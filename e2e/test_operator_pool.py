@@ -275,7 +275,7 @@ def test_a_new_revision_replaces_group_by_group(pool: Pool, start: Callable[[], 
 
     def replaced() -> bool:
         status = pool.get()["status"]
-        seen.append((status["prefill"]["ready"], status["decode"]["ready"]))
+        seen.append((status["prefill"]["routable"], status["decode"]["routable"]))
         return not old & set(pool.names("statefulset")) and pool.settled(1, 2)
 
     wait_until(replaced, 90, "every group is new")

@@ -234,3 +234,11 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     assert (told.policy, told.drain_timeout) == ("random", 615.0)
     alone = router_config(make_pool(prefill=None))
     assert (alone.disaggregated, alone.connector) == (False, None)
+
+
+def test_a_group_that_routers_do_not_list_yet_is_ready_and_not_routable(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool({"decode": {"replicas": 2}}))
+    change_pods(cluster, "decode", routable=False, ready=False)
+    decode = say(cluster)["decode"]
+    assert (decode["ready"], decode["routable"], decode["summary"]) == (2, 0, "0/2")
+    assert say(cluster)["ratio"] == "1:0"

@@ -48,19 +48,19 @@ PRINTER_COLUMNS: tuple[dict[str, str], ...] = (
         "name": "Prefill",
         "type": "string",
         "jsonPath": ".status.prefill.summary",
-        "description": "Prefill groups, ready/wanted",
+        "description": "Prefill groups, routable/wanted",
     },
     {
         "name": "Decode",
         "type": "string",
         "jsonPath": ".status.decode.summary",
-        "description": "Decode groups, ready/wanted",
+        "description": "Decode groups, routable/wanted",
     },
     {
         "name": "Ratio",
         "type": "string",
         "jsonPath": ".status.ratio",
-        "description": "Ready prefill to ready decode groups",
+        "description": "Routable prefill to routable decode groups",
     },
     {
         "name": "Revision",

@@ -28,10 +28,10 @@ class RoleStatus(Part):
 
     desired: int = Field(0, description="Groups wanted.")
     created: int = Field(0, description="Groups that exist.")
-    ready: int = Field(0, description="Groups whose every pod is ready.")
-    routable: int = Field(0, description="Ready groups that every router sends requests to.")
+    ready: int = Field(0, description="Groups whose engines are ready on every pod.")
+    routable: int = Field(0, description="Groups that serve: ready, and listed by every router.")
     updated: int = Field(0, description="Groups of the newest revision.")
-    summary: str = Field("0/0", description="Ready and wanted, for the table of kubectl get.")
+    summary: str = Field("0/0", description="Routable and wanted, for the table of kubectl get.")
 
 
 class InferencePoolStatus(Part):
@@ -48,11 +48,11 @@ class InferencePoolStatus(Part):
     prefill: RoleStatus | None = Field(None, description="Prefill groups.")
     decode: RoleStatus | None = Field(None, description="Decode groups.")
     router: RoleStatus | None = Field(None, description="Router pods.")
-    ratio: str | None = Field(None, description="Ready prefill to ready decode groups in lowest terms.")
+    ratio: str | None = Field(None, description="Routable prefill to routable decode groups in lowest terms.")
     target_ratio: str | None = Field(None, description="Wanted prefill to wanted decode groups in lowest terms.")
     revision: str | None = Field(None, description="Revision of the newest pods.")
     serving_revision: str | None = Field(
-        None, description="Revision of most ready decode groups; another one than revision during a rollout."
+        None, description="Revision of most routable decode groups; another one than revision during a rollout."
     )
     selector: str | None = Field(
         None, description="Labels of the pods that autoscalers measure: the leaders of decode groups."

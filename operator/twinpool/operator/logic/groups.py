@@ -68,6 +68,12 @@ class Group:
         return not self.retired and len(serving) >= self.size
 
     @property
+    def loaded(self) -> bool:
+        """Return whether the engines of all its pods are ready, whether or not routers list the group yet."""
+        running = [pod for pod in self.pods if (pod.containers_ready or pod.ready) and pod.deadline is None]
+        return not self.retired and len(running) >= self.size
+
+    @property
     def gone(self) -> bool:
         """Return whether a group that was scaled to 0 has no pod left, as its controller says too."""
         return self.child.seen and self.replicas == 0 and self.child.pods == 0 and not self.pods

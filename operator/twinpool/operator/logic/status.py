@@ -31,7 +31,7 @@ def status(situation: Situation, now: float) -> Status:
     for role in names.roles(pool):
         result[role] = _role(situation, role)
     if pool.spec.prefill is not None:
-        result["ratio"] = ratio(result["prefill"]["ready"], result["decode"]["ready"])
+        result["ratio"] = ratio(result["prefill"]["routable"], result["decode"]["routable"])
         result["targetRatio"] = ratio(result["prefill"]["desired"], result["decode"]["desired"])
     if serving := _serving_revision(situation):
         result["servingRevision"] = serving
@@ -54,7 +54,7 @@ def conditions_of(pool: InferencePool) -> list[dict[str, Any]]:
 
 
 def ratio(prefill: int, decode: int) -> str:
-    """Return ready prefill to ready decode groups in lowest terms."""
+    """Return prefill to decode groups in lowest terms."""
     factor = gcd(prefill, decode) or 1
     return f"{prefill // factor}:{decode // factor}"
 
@@ -73,15 +73,15 @@ def _serving_revision(situation: Situation) -> str:
 
 def _role(situation: Situation, role: str) -> Status:
     groups = [group for group in situation.live if group.role == role]
-    ready = sum(group.ready for group in groups)
+    routable = sum(group.ready for group in groups)
     desired = situation.wanted[role]
     return {
         "desired": desired,
         "created": len(groups),
-        "ready": ready,
-        "routable": ready,
+        "ready": sum(group.loaded for group in groups),
+        "routable": routable,
         "updated": sum(group.revision == situation.revision for group in groups),
-        "summary": f"{ready}/{desired}",
+        "summary": f"{routable}/{desired}",
     }
 
 
