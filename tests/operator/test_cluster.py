@@ -166,9 +166,9 @@ async def test_uids_of_all_pages(server: tuple[ApiServer, Cluster, Metrics]) -> 
         {"metadata": {"continue": "more"}, "items": [{"metadata": {"uid": "a"}}]},
         {"metadata": {}, "items": [{"metadata": {"uid": "b"}}]},
     ]
-    assert await cluster.uids("Pod", "") == {"a", "b"}
+    assert await cluster.uids("Pod", "", "app.kubernetes.io/managed-by=twinpool") == {"a", "b"}
     paths = [path for _, path, _, _ in api.requests]
     assert "labelSelector=app.kubernetes.io/managed-by%3Dtwinpool" in paths[0]
     assert "continue=more" in paths[1]
-    await cluster.uids("InferencePool", "")
+    await cluster.uids("InferencePool", "", "")
     assert "labelSelector" not in api.requests[2][1], "pools carry no label of ours"

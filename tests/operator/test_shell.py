@@ -267,13 +267,8 @@ def test_refusals_are_news_once() -> None:
 
 def test_children_of_an_earlier_pool_of_the_name_are_not_taken_for_its_own(make_pool: Callable[..., Any]) -> None:
     cache = Cache()
-    cache.attach(
-        {
-            "services": {
-                KEY: [read_child("Service", stranger()), read_child("Service", stranger("t", ownerReferences=[OWNER]))]
-            }
-        }
-    )
+    cache.put("Service", "u1", KEY, read_child("Service", stranger()))
+    cache.put("Service", "u2", KEY, read_child("Service", stranger("t", ownerReferences=[OWNER])))
     seen = observe(KEY, make_pool(), cache, Memory(), 0.0)
     assert [child.name for child in seen.children] == ["t"]
 
@@ -302,7 +297,8 @@ class Bench:
     def __init__(self, pool: dict[str, Any] | None) -> None:
         self.cluster, self.leader, self.queue = FakeCluster(), Leader(), WorkQueue[tuple[str, str]]()
         self.cache, self.metrics = Cache(), Metrics()
-        self.cache.attach({"pools": {KEY: [pool]} if pool else {}})
+        if pool:
+            self.cache.put(protocol.KIND, "uid-pool", KEY, pool)
         memory = Memory()
         made = Executor(self.cluster, self.leader, memory)  # type: ignore[arg-type]
         self.reconciler = Reconciler(

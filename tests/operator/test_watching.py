@@ -12,11 +12,12 @@ from yarl import URL
 from twinpool.operator.logic.actions import Apply, Retire
 from twinpool.operator.logic.observed import Child, Observed, PodView
 from twinpool.operator.shell.audit import Audit
-from twinpool.operator.shell.cluster import ApiRefused
+from twinpool.operator.shell.cache import Cache
+from twinpool.operator.shell.cluster import ApiRefused, list_path
 from twinpool.operator.shell.journal import Journal
 from twinpool.operator.shell.queue import WorkQueue
 from twinpool.operator.shell.streams import SILENT_AFTER, Streams
-from twinpool.operator.shell.watch import Cache, Patience
+from twinpool.operator.shell.watch import Patience, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,7 @@ class Existing:
     def __init__(self, uids: set[str], single: dict[str, str]) -> None:
         self.all, self.single, self.broken = uids, single, 0
 
-    async def uids(self, kind: str, namespace: str) -> set[str]:
+    async def uids(self, kind: str, namespace: str, selector: str) -> set[str]:
         if self.broken:
             self.broken -= 1
             raise ApiRefused(503, "busy")
@@ -81,8 +82,9 @@ class Existing:
 
 def cached() -> Cache:
     cache = Cache()
-    sets = [Child("StatefulSet", name, f"uid-{name}", "1", {}) for name in ("here", "ghost", "young", "unlabelled")]
-    cache.attach({"statefulsets": {KEY: sets}, "pods": {KEY: [PodView("p", "decode", uid="uid-p")]}})
+    for name in ("here", "ghost", "young", "unlabelled"):
+        cache.put("StatefulSet", f"uid-{name}", KEY, Child("StatefulSet", name, f"uid-{name}", "1", {}))
+    cache.put("Pod", "uid-p", KEY, PodView("p", "decode", uid="uid-p"))
     return cache
 
 
@@ -108,7 +110,7 @@ async def test_only_what_does_not_exist_is_forgotten() -> None:
 
 async def test_an_object_that_cannot_be_read_is_kept() -> None:
     cache = Cache()
-    cache.attach({"statefulsets": {KEY: [Child("StatefulSet", "odd", "u", "1", {})]}})
+    cache.put("StatefulSet", "u", KEY, Child("StatefulSet", "odd", "u", "1", {}))
     audit = Audit(Existing(set(), {}), cache, "", lambda *_: None)  # type: ignore[arg-type]
     with pytest.raises(ApiRefused):
         await audit.compare("StatefulSet")
@@ -158,3 +160,42 @@ async def test_the_age_of_the_queue_is_that_of_the_first_key() -> None:
     assert queue.age() == 0.0
     queue.done("a")
     assert queue.failed("a", at_least=30.0) == 30.0
+
+
+def test_a_cache_holds_what_is_and_forgets_what_is_gone() -> None:
+    cache, other = Cache(), ("team", "other")
+    cache.put("InferencePool", "p1", KEY, {"metadata": {"name": "demo", "uid": "p1"}})
+    cache.put("InferencePool", "p2", KEY, {"metadata": {"name": "demo", "uid": "p2"}})
+    assert (cache.pool(KEY) or {})["metadata"]["uid"] == "p2", "the younger one of a name"
+    assert cache.known("InferencePool") == [(KEY, "demo", "p1"), (KEY, "demo", "p2")]
+    cache.put("Service", "s", KEY, Child("Service", "s", "s", "1", {}))
+    cache.put("Service", "s", other, Child("Service", "s", "s", "2", {}))
+    assert cache.children(KEY) == [], "its label says another pool now"
+    assert [child.resource_version for child in cache.children(other)] == ["2"]
+    cache.put("Service", "s", None, None)
+    cache.put("Service", "nobody's", None, None)
+    assert cache.children(other) == []
+    assert cache.uids("Service") == {"s", "nobody's"}
+    for uid in ("s", "nobody's", "never seen"):
+        cache.remove("Service", uid)
+    assert cache.uids("Service") == set()
+    for uid in ("p1", "p2"):
+        cache.remove("InferencePool", uid)
+    assert (cache.pools(), cache.pool(KEY), cache.pods(KEY)) == ([], None, ())
+
+
+@pytest.mark.looptime
+async def test_the_caches_are_complete_when_everything_that_exists_is_in_them() -> None:
+    cache, streams = Cache(), Streams()
+    existing = Existing({"a"}, {})
+    existing.broken = 1
+    audit = Audit(existing, cache, "", lambda *_: None)  # type: ignore[arg-type]
+    task = asyncio.create_task(audit.complete(streams))
+    for kind in kinds():
+        await asyncio.sleep(10)
+        assert not task.done()
+        await streams._answered(None, None, answered(f"{list_path(kind, '')}?watch=true"))
+        await asyncio.sleep(10)
+        assert not task.done()
+        cache.put(kind, "a", None, None)
+    await asyncio.wait_for(task, 10)

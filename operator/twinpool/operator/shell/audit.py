@@ -4,6 +4,9 @@ A watch that was away for too long lists everything anew (the API server answers
 meanwhile is simply not in that list: no event tells of it, and the caches would keep it for ever. So after such a list
 the uids of what exists are compared with the uids in the cache; what is missing is looked up once more, one by one,
 because it may be younger than the list, and then forgotten.
+
+The same comparison, the other way round, tells at the start when the caches are complete. Nothing is planned before:
+what an operator does not see yet it would make again.
 """
 
 from __future__ import annotations
@@ -13,18 +16,22 @@ import logging
 from typing import TYPE_CHECKING
 
 from twinpool.operator.shell.cluster import ApiRefused, list_path
+from twinpool.operator.shell.watch import kinds, selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from twinpool.operator.shell.cache import Cache, PoolKey
     from twinpool.operator.shell.cluster import Cluster
-    from twinpool.operator.shell.watch import Cache, PoolKey
+    from twinpool.operator.shell.streams import Streams
 
 _log = logging.getLogger(__name__)
 
 #: Seconds from a new list to the comparison, and between two attempts.
 DELAY = 1.0
 RETRY = 5.0
+#: Seconds between two comparisons while the caches fill.
+SETTLE = 0.5
 
 
 class Audit:
@@ -40,7 +47,7 @@ class Audit:
 
     def ask(self, path: str) -> None:
         """Compare the kind that was just listed at ``path``."""
-        for kind in self._cache.kinds():
+        for kind in kinds():
             if path.endswith(list_path(kind, self._namespace)):
                 self._due.add(kind)
                 self._wake.set()
@@ -67,15 +74,31 @@ class Audit:
         known = self._cache.known(kind)
         if not known:
             return
-        existing = await self._cluster.uids(kind, self._namespace)
+        existing = await self._uids(kind)
         for key, name, uid in known:
             if uid in existing:
                 continue
             if not await self._exists(kind, key[0], name, uid):
                 _log.info("%s/%s: %s %s went while the watch was away", *key, kind, name)
-                self._cache.forget(uid)
+                self._cache.remove(kind, uid)
             # A group that exists without our label was edited by hand: the reconciler gives the label back.
             self._seen(key, name if kind == "StatefulSet" else "")
+
+    async def complete(self, streams: Streams) -> None:
+        """Return when every kind was listed and everything that exists is in the caches."""
+        for kind in kinds():
+            await streams.watched(list_path(kind, self._namespace))
+            missing = {""}
+            while missing:
+                try:
+                    missing = await self._uids(kind) - self._cache.uids(kind)
+                except ApiRefused as error:
+                    _log.warning("the cache of %s cannot be compared with what exists: %s", kind, error)
+                if missing:
+                    await asyncio.sleep(SETTLE)
+
+    async def _uids(self, kind: str) -> set[str]:
+        return await self._cluster.uids(kind, self._namespace, selector(kind))
 
     async def _exists(self, kind: str, namespace: str, name: str, uid: str) -> bool:
         try:

@@ -197,11 +197,11 @@ class Cluster:
         answer = await self._request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
         return bool(answer["status"].get("allowed"))
 
-    async def uids(self, kind: str, namespace: str) -> set[str]:
-        """Return the uids of all objects of ``kind`` that are ours: by label, but for the pools themselves."""
+    async def uids(self, kind: str, namespace: str, selector: str) -> set[str]:
+        """Return the uids of all objects of ``kind`` that a label selector (empty: none) leaves."""
         query = {"limit": str(_PAGE)}
-        if kind != protocol.KIND:
-            query["labelSelector"] = f"{protocol.LABEL_MANAGED_BY}={protocol.MANAGED_BY}"
+        if selector:
+            query["labelSelector"] = selector
         result: set[str] = set()
         while True:
             path = f"{list_path(kind, namespace)}?{urlencode(query)}"

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 import kopf
 
-from twinpool.core import protocol
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.apply import Executor
 from twinpool.operator.shell.audit import Audit
-from twinpool.operator.shell.cluster import ApiRefused, Cluster, configuration
+from twinpool.operator.shell.cluster import Cluster, configuration
 from twinpool.operator.shell.complaints import Complaints
 from twinpool.operator.shell.health import STUCK_AFTER, health_application, serve
 from twinpool.operator.shell.journal import Journal
@@ -70,9 +69,9 @@ class Operator:
         self._queue: WorkQueue[PoolKey] = WorkQueue()
         self._memory = Memory()
         self._problem = "the API server has not answered yet"
-        self._synced = self._indexed = False
+        self._synced = False
         self._journal = Journal()
-        self._audit = Audit(cluster, self._cache, options.namespace, self._look)
+        self._audit = Audit(cluster, self._cache, options.namespace, self._seen)
         self._streams = Streams(self._audit.ask)
         self._leadership = Leadership(
             cluster,
@@ -116,7 +115,7 @@ class Operator:
     async def _run_until(self, stop: asyncio.Event) -> None:
         workers = [asyncio.create_task(self._reconciler.work(), name=f"worker-{n}") for n in range(WORKERS)]
         lease = asyncio.create_task(self._leadership.run(), name="lease")
-        audit = asyncio.create_task(self._audit.run(), name="audit")
+        audit = asyncio.create_task(self._complete_then_audit(), name="audit")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         ended = asyncio.Event()
         watching = asyncio.create_task(self._watch(stop, ended), name="watches")
@@ -162,7 +161,6 @@ class Operator:
         while not stop.is_set():
             self._problem = await problem(self._cluster, options.namespace, options.lease_namespace, options.lease_name)
             if not self._problem:
-                self._synced = not await self._any_pool()
                 return True
             if self._problem != told:
                 _log.warning("%s", self._problem)
@@ -171,29 +169,29 @@ class Operator:
                 await asyncio.wait_for(stop.wait(), CHECK_RETRY)
         return False
 
-    async def _any_pool(self) -> bool:
-        try:
-            return await self._cluster.any(protocol.KIND, self._options.namespace)
-        except ApiRefused:
-            return True  # the watches will tell
+    async def _complete_then_audit(self) -> None:
+        await self._audit.complete(self._streams)
+        _log.info("the caches are complete: %d pools", len(self._cache.pools()))
+        self._synced = True
+        self._look_at_all()
+        await self._audit.run()
 
     def _seen(self, key: PoolKey, gone: str) -> None:
-        # kopf reports nothing before every kind has been listed.
-        self._synced = self._indexed = True
         self._metrics.last_event.set(time.time())
-        self._look(key, gone)
+        # Half-filled caches would be taken for lost objects.
+        if self._synced:
+            self._reconciler.event(key, gone)
 
-    def _look(self, key: PoolKey, gone: str) -> None:
-        self._reconciler.event(key, gone)
+    def _look_at_all(self) -> None:
+        for key in self._cache.pools():
+            self._queue.add(key)
 
     def _leader_changed(self, ours: bool) -> None:
         self._metrics.leader.set(int(ours))
         if not ours:
             self._books.forget_all()
-        # Half-filled caches would be taken for lost objects; what is listed later announces itself.
-        if ours and self._indexed:
-            for key in self._cache.pools():
-                self._queue.add(key)
+        if ours and self._synced:
+            self._look_at_all()
 
     def _not_ready(self) -> str:
         if self._problem:

@@ -28,6 +28,7 @@ class Streams:
         self._open: dict[str, aiohttp.ClientResponse] = {}
         self._bytes: dict[str, int] = {}
         self._heard: dict[str, float] = {}
+        self._begun = asyncio.Condition()
 
     def session(self, login: kopf.ConnectionInfo) -> kopf.AiohttpSession:
         """Return a session with the credentials of ``login`` whose watches are looked at here."""
@@ -50,8 +51,15 @@ class Streams:
         path, query = event.url.path, event.url.query
         if query.get("watch") == "true":
             self._open[path], self._bytes[path], self._heard[path] = event.response, 0, self._now()
+            async with self._begun:
+                self._begun.notify_all()
         elif path in self._open and not query.get("continue"):
             self._relisted(path)
+
+    async def watched(self, path: str) -> None:
+        """Return when the watch of a path that ends like this has begun, which is after its first list."""
+        async with self._begun:
+            await self._begun.wait_for(lambda: any(found.endswith(path) for found in self._open))
 
     def silent(self) -> list[str]:
         """Return the paths of watches that received nothing for long."""

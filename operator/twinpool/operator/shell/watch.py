@@ -1,7 +1,7 @@
-"""kopf as the watch engine: it lists, watches, reconnects, and fills indices. It decides and writes nothing.
+"""kopf as the watch engine: it lists, watches and reconnects. It decides and writes nothing.
 
-Only ``@kopf.index`` and ``@kopf.on.event`` are used. They keep no state on objects: no annotation, no finalizer. An
-event says only *which pool* to look at; what to do is planned from the indices.
+Only ``@kopf.on.event`` is used. It keeps no state on objects: no annotation, no finalizer. An event fills the cache and
+says *which pool* to look at; what to do is planned from the cache.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 import kopf
 
 from twinpool.core import protocol
-from twinpool.operator.logic.observed import Child, PodView, pool_key, read_child, read_pod
+from twinpool.operator.logic.observed import pool_key, read_child, read_pod
+from twinpool.operator.shell.cache import POD, Cache, PoolKey
 from twinpool.operator.shell.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-PoolKey = tuple[str, str]
+__all__ = ["Cache", "PoolKey", "Seen", "kinds", "selector", "watch_registry", "watch_settings"]
 
-_POOLS = "pools"
-_PODS = "pods"
-#: Children that are watched: the id of the index, then group, version and plural for kopf.
+#: Children that are watched: the id of the handler, then group, version and plural for kopf.
 _CHILDREN: Mapping[str, tuple[str, tuple[str, str, str]]] = {
     "StatefulSet": ("statefulsets", ("apps", "v1", "statefulsets")),
     "Deployment": ("deployments", ("apps", "v1", "deployments")),
@@ -37,57 +36,6 @@ _CHILDREN: Mapping[str, tuple[str, tuple[str, str, str]]] = {
     "Role": ("roles", ("rbac.authorization.k8s.io", "v1", "roles")),
     "RoleBinding": ("rolebindings", ("rbac.authorization.k8s.io", "v1", "rolebindings")),
 }
-
-
-class Cache:
-    """What the watches have seen, by pool. A view of kopf's indices: reading it asks nobody."""
-
-    def __init__(self) -> None:
-        self._indices: Mapping[str, Mapping[PoolKey, Iterable[Any]]] = {}
-        self._gone: set[str] = set()
-
-    def attach(self, indices: Mapping[str, Mapping[PoolKey, Iterable[Any]]]) -> None:
-        """Use kopf's indices from now on."""
-        self._indices = indices
-
-    def pools(self) -> list[PoolKey]:
-        """Return the keys of all pools."""
-        return list(self._indices.get(_POOLS, {}))
-
-    def pool(self, key: PoolKey) -> dict[str, Any] | None:
-        """Return a pool as the API server sent it, without managed fields, or None when there is none."""
-        return next((body for body in self._of(_POOLS, key) if body["metadata"]["uid"] not in self._gone), None)
-
-    def children(self, key: PoolKey) -> list[Child]:
-        """Return the objects that belong to a pool."""
-        found = (child for index, _ in _CHILDREN.values() for child in self._of(index, key))
-        return [child for child in found if child.uid not in self._gone]
-
-    def pods(self, key: PoolKey) -> tuple[PodView, ...]:
-        """Return the pods of a pool."""
-        return tuple(pod for pod in self._of(_PODS, key) if pod.uid not in self._gone)
-
-    def kinds(self) -> list[str]:
-        """Return the kinds that are watched."""
-        return [protocol.KIND, "Pod", *_CHILDREN]
-
-    def known(self, kind: str) -> list[tuple[PoolKey, str, str]]:
-        """Return pool, name and uid of everything of a kind that is in the cache."""
-        if kind == protocol.KIND:
-            pools = [(key, body["metadata"]) for key in self.pools() for body in self._of(_POOLS, key)]
-            found = [(key, metadata["name"], metadata["uid"]) for key, metadata in pools]
-        else:
-            index = _PODS if kind == "Pod" else _CHILDREN[kind][0]
-            views = [(key, view) for key in list(self._indices.get(index, {})) for view in self._of(index, key)]
-            found = [(key, view.name, view.uid) for key, view in views]
-        return [entry for entry in found if entry[2] not in self._gone]
-
-    def forget(self, uid: str) -> None:
-        """Hide an object that no longer exists, of which no event will ever tell."""
-        self._gone.add(uid)
-
-    def _of(self, index: str, key: PoolKey) -> Iterable[Any]:
-        return self._indices.get(index, {}).get(key, ())
 
 
 class Patience:
@@ -102,6 +50,20 @@ class Patience:
         yield from itertools.repeat(10.0)
 
 
+def kinds() -> list[str]:
+    """Return the kinds that are watched."""
+    return [protocol.KIND, POD, *_CHILDREN]
+
+
+def selector(kind: str) -> str:
+    """Return the label selector of a kind's watch; pools carry no label of ours."""
+    if kind == protocol.KIND:
+        return ""
+    ours = f"{protocol.LABEL_MANAGED_BY}={protocol.MANAGED_BY}"
+    # A StatefulSet's own revisions carry the labels of its pods; there is one for each group, and none is for us.
+    return f"{ours},!{protocol.LABEL_GROUP}" if kind == "ControllerRevision" else ours
+
+
 def watch_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: post nothing, scan nothing, receive only what carries our label."""
     settings = kopf.OperatorSettings()
@@ -112,12 +74,9 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.networking.connect_timeout = 5.0
     settings.networking.error_backoffs = Patience()
     settings.process.ultimate_exiting_timeout = 10.0
-    ours = f"{protocol.LABEL_MANAGED_BY}={protocol.MANAGED_BY}"
-    settings.watching.label_selectors["", "v1", "pods"] = ours
-    for _, resource in _CHILDREN.values():
-        settings.watching.label_selectors[resource] = ours
-    # A StatefulSet's own revisions carry the labels of its pods; there is one for each group, and none is for us.
-    settings.watching.label_selectors[_CHILDREN["ControllerRevision"][1]] = f"{ours},!{protocol.LABEL_GROUP}"
+    settings.watching.label_selectors["", "v1", "pods"] = selector(POD)
+    for kind, (_, resource) in _CHILDREN.items():
+        settings.watching.label_selectors[resource] = selector(kind)
     return settings
 
 
@@ -130,61 +89,58 @@ def watch_registry(cache: Cache, seen: Seen, streams: Streams | None = None) -> 
     registry = kopf.OperatorRegistry()
     _log_in(registry, streams or Streams())
 
-    @kopf.on.startup(id="attach", registry=registry)
-    async def attach(**kwargs: Any) -> None:
-        names = (_POOLS, _PODS, *(index for index, _ in _CHILDREN.values()))
-        cache.attach({name: kwargs[name] for name in names})
-
-    _watch_pools(registry, seen)
-    _watch_pods(registry, seen)
-    for kind, (index, resource) in _CHILDREN.items():
-        _watch_children(registry, seen, kind, index, resource)
+    _watch_pools(registry, cache, seen)
+    _watch_pods(registry, cache, seen)
+    for kind, (handler, resource) in _CHILDREN.items():
+        _watch_children(registry, cache, seen, kind, handler, resource)
     return registry
 
 
-def _watch_pools(registry: kopf.OperatorRegistry, seen: Seen) -> None:
-    @kopf.index(protocol.GROUP, protocol.VERSION, protocol.PLURAL, id=_POOLS, registry=registry)
-    async def index(body: Mapping[str, Any], **_: Any) -> dict[PoolKey, dict[str, Any]]:
+def _watch_pools(registry: kopf.OperatorRegistry, cache: Cache, seen: Seen) -> None:
+    @kopf.on.event(protocol.GROUP, protocol.VERSION, protocol.PLURAL, id="pools", registry=registry)
+    async def event(event: Mapping[str, Any], **_: Any) -> None:
+        body = event["object"]
         metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-        trimmed = {"metadata": metadata, "spec": body.get("spec") or {}, "status": body.get("status") or {}}
-        return {(metadata["namespace"], metadata["name"]): trimmed}
+        key, uid = (metadata["namespace"], metadata["name"]), metadata["uid"]
+        if event["type"] == "DELETED":
+            cache.remove(protocol.KIND, uid)
+        else:
+            trimmed = {"metadata": metadata, "spec": body.get("spec") or {}, "status": body.get("status") or {}}
+            cache.put(protocol.KIND, uid, key, trimmed)
+        seen(key, "")
 
-    @kopf.on.event(protocol.GROUP, protocol.VERSION, protocol.PLURAL, id="pool-event", registry=registry)
-    async def event(body: Mapping[str, Any], **_: Any) -> None:
-        seen((body["metadata"]["namespace"], body["metadata"]["name"]), "")
 
-
-def _watch_pods(registry: kopf.OperatorRegistry, seen: Seen) -> None:
-    @kopf.index("", "v1", "pods", id=_PODS, registry=registry)
-    async def index(body: Mapping[str, Any], **_: Any) -> dict[PoolKey, PodView]:
-        key = pool_key(body)
-        return {} if key is None else {key: read_pod(body)}
-
-    @kopf.on.event("", "v1", "pods", id="pod-event", registry=registry)
-    async def event(body: Mapping[str, Any], **_: Any) -> None:
-        key = pool_key(body)
+def _watch_pods(registry: kopf.OperatorRegistry, cache: Cache, seen: Seen) -> None:
+    @kopf.on.event("", "v1", "pods", id="pods", registry=registry)
+    async def event(event: Mapping[str, Any], **_: Any) -> None:
+        body, key = event["object"], pool_key(event["object"])
+        uid = body["metadata"]["uid"]
+        if event["type"] == "DELETED":
+            cache.remove(POD, uid)
+        else:
+            cache.put(POD, uid, key, None if key is None else read_pod(body))
         if key is not None:
             seen(key, "")
 
 
 def _watch_children(
     registry: kopf.OperatorRegistry,
+    cache: Cache,
     seen: Seen,
     kind: str,
-    index_id: str,
+    handler: str,
     resource: tuple[str, str, str],
 ) -> None:
-    @kopf.index(*resource, id=index_id, registry=registry)
-    async def index(body: Mapping[str, Any], **_: Any) -> dict[PoolKey, Child]:
-        key = pool_key(body)
-        return {} if key is None else {key: read_child(kind, body)}
-
-    @kopf.on.event(*resource, id=f"{index_id}-event", registry=registry)
-    async def event(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002 - kopf's name
-        key = pool_key(body)
+    @kopf.on.event(*resource, id=handler, registry=registry)
+    async def event(event: Mapping[str, Any], **_: Any) -> None:
+        body, key = event["object"], pool_key(event["object"])
+        gone = event["type"] == "DELETED"
+        if gone:
+            cache.remove(kind, body["metadata"]["uid"])
+        else:
+            cache.put(kind, body["metadata"]["uid"], key, None if key is None else read_child(kind, body))
         if key is not None:
-            gone = type == "DELETED" and kind == "StatefulSet"
-            seen(key, body["metadata"]["name"] if gone else "")
+            seen(key, body["metadata"]["name"] if gone and kind == "StatefulSet" else "")
 
 
 #: Seconds between two logins: credentials that are refused for good must not become a storm.
