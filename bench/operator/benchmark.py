@@ -100,7 +100,7 @@ class Subject:
     def __init__(self, cluster: LocalCluster, size: Size, quick: bool) -> None:
         self._cluster = cluster
         self._size = size
-        self._seconds = 8.0 if quick else 20.0
+        self._seconds = 5.0 if quick else 20.0
         self._running = contextlib.ExitStack()
         self._pid = self._port = 0
         self.restart_cpu = 0.0

@@ -29,9 +29,10 @@ _log = logging.getLogger(__name__)
 
 #: Seconds from a new list to the comparison, and between two attempts.
 DELAY = 1.0
-RETRY = 5.0
-#: Seconds between two comparisons while the caches fill.
-SETTLE = 0.5
+RETRY = 1.0
+#: Seconds between two comparisons while the caches fill, and how many are made before what exists is listed anew.
+SETTLE = 0.1
+LOOKS = 50
 
 
 class Audit:
@@ -88,14 +89,23 @@ class Audit:
         """Return when every kind was listed and everything that exists is in the caches."""
         for kind in kinds():
             await streams.watched(list_path(kind, self._namespace))
-            missing = {""}
-            while missing:
-                try:
-                    missing = await self._uids(kind) - self._cache.uids(kind)
-                except ApiRefused as error:
-                    _log.warning("the cache of %s cannot be compared with what exists: %s", kind, error)
-                if missing:
-                    await asyncio.sleep(SETTLE)
+            while True:
+                if await self._complete(kind):
+                    break
+                await asyncio.sleep(RETRY)
+
+    async def _complete(self, kind: str) -> bool:
+        """Wait for a while until all that exists is in the cache; what went meanwhile is not waited for for ever."""
+        try:
+            existing = await self._uids(kind)
+        except ApiRefused as error:
+            _log.warning("the cache of %s cannot be compared with what exists: %s", kind, error)
+            return False
+        for _ in range(LOOKS):
+            if existing <= self._cache.uids(kind):
+                return True
+            await asyncio.sleep(SETTLE)
+        return False
 
     async def _uids(self, kind: str) -> set[str]:
         return await self._cluster.uids(kind, self._namespace, selector(kind))

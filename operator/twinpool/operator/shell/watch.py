@@ -38,6 +38,20 @@ _CHILDREN: Mapping[str, tuple[str, tuple[str, str, str]]] = {
 }
 
 
+class NothingKept(kopf.DiffBaseStorage):
+    """kopf copies every object several times to see what changed since it last noted it down. We note nothing."""
+
+    def build(self, **_: Any) -> Any:
+        """Return that nothing of an object matters."""
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        """Return that nothing was noted."""
+
+    def store(self, **_: Any) -> None:
+        """Note nothing."""
+
+
 class Patience:
     """The pauses between attempts while the API server is in trouble: growing to ten seconds, and never the last.
 
@@ -73,6 +87,7 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
     settings.networking.error_backoffs = Patience()
+    settings.persistence.diffbase_storage = NothingKept()
     settings.process.ultimate_exiting_timeout = 10.0
     settings.watching.label_selectors["", "v1", "pods"] = selector(POD)
     for kind, (_, resource) in _CHILDREN.items():
