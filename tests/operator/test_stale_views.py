@@ -71,7 +71,6 @@ class LateViews:
             case Apply(body, "", _):
                 # The shell looks before it makes anything: the watch may not show it yet.
                 super().carry_out(Apply(body, metadata.get("uid", "")))
-                self.memory.made(KEY, body)
             case Apply(body, uid, version) if exact == (uid, version):
                 super().carry_out(Apply(body, uid))
             case Retire(_, uid, version) | ScaleToZero(_, uid, version) | Delete(_, _, uid, version) if exact == (
@@ -136,6 +135,13 @@ class Lateness(RuleBasedStateMachine):
     @rule()
     def reconcile(self) -> None:
         self.cluster.reconcile()
+
+    @rule()
+    def plan_twice_before_any_watch_shows_what_was_done(self) -> None:
+        self.cluster.reconcile()
+        made = list(self.cluster.created_groups)
+        self.cluster.reconcile()
+        assert self.cluster.created_groups == made, "a plan from an old view made a group again"
 
     @rule(upto=st.integers(0, 6))
     def operator_dies_and_starts(self, upto: int) -> None:
@@ -211,3 +217,17 @@ def test_views_that_are_late_duplicate_nothing_and_end_in_the_wanted_groups(
         scenario,
         settings=settings(max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=checks),
     )
+
+
+def test_a_name_is_not_used_again_when_only_the_watch_that_remembers_it_is_late(
+    make_pool: Callable[..., InferencePool], model_cluster: type[Any]
+) -> None:
+    cluster = type("Late", (LateViews, model_cluster), {})(make_pool({"prefill": {"replicas": 0}}))
+    cluster.reconcile()
+    cluster.deliver_all()  # the Service says that no group was made yet
+    (group,) = cluster.created_groups
+    cluster.observed()
+    del cluster.objects["StatefulSet", group]
+    cluster.deliver("StatefulSet")
+    cluster.reconcile()  # the model refuses a name that was used before
+    assert len(cluster.created_groups) == 2

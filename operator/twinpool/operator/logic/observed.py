@@ -145,7 +145,7 @@ class Observed:
     refusals: tuple[Refusal, ...] = ()
     #: Children that are left to another writer for now.
     contests: tuple[Contest, ...] = ()
-    #: Highest number of a group that this process has ever seen or given: the views of two kinds may disagree.
+    #: Highest number of a group that this process has ever seen: the views of two kinds may disagree.
     last_serial: int = 0
     #: What the routers said; None while they are not asked or have not been heard yet.
     reports: Reports | None = None

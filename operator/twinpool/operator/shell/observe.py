@@ -32,7 +32,6 @@ class Memory:
 
     def applied(self, key: PoolKey, wanted: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """Remember an apply that the API server took but stored differently (``1024Mi`` as ``1Gi``)."""
-        self.made(key, wanted)
         child = read_child(wanted["kind"], answer)
         place = (key, child.kind, child.name)
         if contains_wanted(child, wanted):
@@ -48,23 +47,17 @@ class Memory:
         """Return the children that are left to another writer at ``now``."""
         return contests(self._repairs.get(key, ()), now)
 
-    def made(self, key: PoolKey, wanted: Mapping[str, Any]) -> None:
-        """Remember the number of a group that was made, before any watch shows it."""
-        self._remember(key, (wanted["metadata"].get("annotations") or {}).get(names.SERIAL_ANNOTATION))
-
     def noticed(self, key: PoolKey, children: Iterable[Child]) -> None:
-        """Remember the numbers of groups that exist, after they are gone too."""
-        for child in children:
-            if child.kind == "StatefulSet":
-                self._remember(key, child.annotation(names.SERIAL_ANNOTATION))
+        """Remember the numbers of groups that a watch has shown, after they are gone too.
+
+        Not of those that were just made: a plan from the same view must give the same names again.
+        """
+        serials = [child.annotation(names.SERIAL_ANNOTATION) or "" for child in children if child.kind == "StatefulSet"]
+        self._serials[key] = max([self.last_serial(key), *(int(serial) for serial in serials if serial.isdecimal())])
 
     def last_serial(self, key: PoolKey) -> int:
-        """Return the highest number of a group that was seen or given."""
+        """Return the highest number of a group that was seen."""
         return self._serials.get(key, 0)
-
-    def _remember(self, key: PoolKey, serial: str | None) -> None:
-        if serial and serial.isdecimal():
-            self._serials[key] = max(self.last_serial(key), int(serial))
 
     def refused(self, key: PoolKey, refusals: tuple[Refusal, ...]) -> bool:
         """Remember what was refused in the last reconciliation; return whether that is news."""
