@@ -19,20 +19,21 @@ from aiohttp.test_utils import TestServer
 
 from twinpool.core import protocol
 from twinpool.operator.logic.merge import merge
+from twinpool.operator.shell.watch import _CHILDREN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 Body = dict[str, Any]
 
+#: What kopf looks for besides what the operator watches.
 GROUPS = {
-    "v1": ["pods", "services", "serviceaccounts", "namespaces", "events"],
-    "apiextensions.k8s.io/v1": ["customresourcedefinitions"],
-    "apps/v1": ["statefulsets", "deployments", "controllerrevisions"],
-    "rbac.authorization.k8s.io/v1": ["roles", "rolebindings"],
-    "coordination.k8s.io/v1": ["leases"],
-    protocol.API_VERSION: [protocol.PLURAL],
+    "v1": {"pods", "namespaces", "events"},
+    "apiextensions.k8s.io/v1": {"customresourcedefinitions"},
+    protocol.API_VERSION: {protocol.PLURAL},
 }
+for _, (_group, _version, _plural) in _CHILDREN.values():
+    GROUPS.setdefault(f"{_group}/{_version}" if _group else _version, set()).add(_plural)
 KINDS = {"statefulsets": "StatefulSet", "services": "Service", protocol.PLURAL: protocol.KIND}
 OBJECT = re.compile(
     r"/(?:api|apis/[^/]+)/v\w+(?:/namespaces/(?P<ns>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/status)?"
