@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,3 +85,13 @@ def test_nothing_in_the_operator_blocks_its_loop() -> None:
             ast.unparse(node.func) for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
         ]
         assert not {"time.sleep", "requests.get", "subprocess.run"} & set(called), file
+
+
+def test_every_test_that_the_table_names_exists() -> None:
+    text = (ROOT / "docs" / "immunity.md").read_text()
+    named = re.findall(r"`([a-z0-9_/]+\.py)::(test_[a-z0-9_]+)`", text)
+    assert len(named) > 50
+    for path, name in named:
+        for short, folder in (("op/", "tests/operator/"), ("router/", "tests/router/")):
+            path = path.replace(short, folder) if path.startswith(short) else path
+        assert re.search(rf"def {name}\(", (ROOT / path).read_text()), f"{path}::{name}"
