@@ -125,16 +125,12 @@ def test_scaling_in_decode_and_prefill_fails_no_request(served: Pool) -> None:
 
 
 def test_a_group_goes_only_when_its_requests_have_ended(served: Pool) -> None:
-    """The busy group stays while an idle one can go; when all must go, the last request still gets its answer."""
+    """The busy group stays while an idle one can go; when it must go too, its request still gets its whole answer."""
     served.apply(1, 2)
     served.await_settled()
     base = router_url(served.cluster, served.namespace, NAME)
-    long = {"model": MODEL, "prompt": "a long answer", "max_tokens": 400, "temperature": 0}
+    long = {"model": MODEL, "prompt": "a long answer", "max_tokens": 600, "temperature": 0, "ignore_eos": True}
     replies: list[Any] = []
-    with served.load(1) as load:
-        pass
-    none_failed(load)
-
     client = threading.Thread(target=lambda: replies.append(post(f"{base}/v1/completions", long)))
     client.start()
     admin = f"{base.rsplit(':', 1)[0]}:{protocol.ROUTER_ADMIN_PORT}"
@@ -147,9 +143,17 @@ def test_a_group_goes_only_when_its_requests_have_ended(served: Pool) -> None:
     served.apply(1, 1)
     wait_until(lambda: len(served.groups()) == 2, 60, "one decode group went")
     assert group in served.names(), "the idle one went"
+    served.apply(1, 1, args=("--prefill-tokens-per-second=100000",))
+    wait_until(lambda: drains(served, group), 90, "the busy one is marked")
+    assert not replies, "the answer has not ended before its group had to go"
     client.join(60)
     assert [reply.status for reply in replies] == [200]
-    assert replies[0].json()["usage"]["completion_tokens"] == 400
+    assert replies[0].json()["usage"]["completion_tokens"] == 600
+
+
+def drains(served: Pool, group: str) -> bool:
+    marks = {item["metadata"]["name"]: item["metadata"].get("annotations", {}) for item in served.groups()}
+    return protocol.ANNOTATION_DRAINING in marks.get(group, {})
 
 
 def test_draining_a_node_fails_no_request(local_cluster: LocalCluster, served: Pool) -> None:

@@ -15,7 +15,7 @@ from twinpool.operator.logic.actions import Annotate, Retire, ScaleToZero, SetGa
 from twinpool.operator.logic.books import Entry, Report, read_report
 from twinpool.operator.logic.drain import drains, retire, strays
 from twinpool.operator.logic.gate import gates, pending
-from twinpool.operator.logic.groups import Group
+from twinpool.operator.logic.groups import Group, groups
 from twinpool.operator.logic.observed import Child, Observed, PodView, timestamp
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.settings import Settings
@@ -164,6 +164,53 @@ def test_whatever_routers_do_and_say_an_open_gate_stays_open(
     reports = {name: None if entry is None else Report({"u0": entry}) for name, entry in entries.items()}
     observed = Observed(make_pool(), (), tuple(routers), reports=reports)
     assert gates(observed, [group(worker(routable=True))]) == []
+
+
+def roles_listed(make_pool: Make, model: Any, *, gated: bool) -> list[set[str]]:
+    """Roll a pool out under routers that list a worker two minutes after it is up; return the roles listed each time."""
+
+    class SlowRouters(model):  # type: ignore[misc, valid-type]
+        up: dict[str, float]
+
+        def run_controllers(self) -> None:
+            super().run_controllers()
+            if not gated:
+                self.pods = {name: self._judged(replace(pod, gated=False)) for name, pod in self.pods.items()}
+
+        def reports(self) -> Any:
+            for pod in self.pods.values():
+                if pod.containers_ready:
+                    self.up.setdefault(pod.uid, self.now)
+            known = {uid for uid, since in self.up.items() if self.now >= since + 120.0}
+            return {
+                name: Report({uid: replace(entry, admitted=entry.admitted and uid in known) for uid, entry in said})
+                for name, said in ((name, report.entries.items()) for name, report in super().reports().items())
+            }
+
+    replace = dataclasses.replace
+    cluster = SlowRouters(make_pool({"prefill": {"replicas": 2}, "decode": {"replicas": 2}}))
+    cluster.up = {}
+    cluster.settle()
+    cluster.pool = make_pool({"prefill": {"replicas": 2}, "decode": {"replicas": 2}, "engine": {"args": ["--new"]}})
+    seen = []
+    for _ in range(200):
+        cluster.reconcile()
+        cluster.run_controllers()
+        cluster.end_pods()
+        cluster.set_ready()
+        cluster.now += 5.0
+        (said,) = cluster.reports().values()
+        seen.append({pod.role for pod in cluster.pods.values() if pod.group and said.entries[pod.uid].admitted})
+    assert {group.revision for group in groups(cluster.observed())} == {cluster.pool.status.revision}
+    return seen
+
+
+def test_a_rollout_leaves_no_moment_in_which_routers_list_nobody(make_pool: Make, model_cluster: Any) -> None:
+    assert all(found == {"prefill", "decode"} for found in roles_listed(make_pool, model_cluster, gated=True))
+
+
+def test_without_the_gate_there_is_such_a_moment(make_pool: Make, model_cluster: Any) -> None:
+    assert set() in roles_listed(make_pool, model_cluster, gated=False)
 
 
 # The drain.
