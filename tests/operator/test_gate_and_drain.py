@@ -167,7 +167,7 @@ def test_whatever_routers_do_and_say_an_open_gate_stays_open(
 
 
 def roles_listed(make_pool: Make, model: Any, *, gated: bool) -> list[set[str]]:
-    """Roll a pool out under routers that list a worker two minutes after it is up; return the roles listed each time."""
+    """Roll a pool out under routers that list a worker two minutes after it is up; return what they list each time."""
 
     class SlowRouters(model):  # type: ignore[misc, valid-type]
         up: dict[str, float]
