@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from twinpool.core import protocol
-from twinpool.demo.client import get, post, total
+from twinpool.demo.client import get, post, stream, total
 from twinpool.demo.load import Load
 from twinpool.demo.scenario import condition, pods, pool, router_url
 from twinpool.localcluster.waiting import wait_until
@@ -275,6 +275,34 @@ def test_drains_are_counted_by_how_they_ended(served: Pool) -> None:
     after = drained(served.cluster)
     assert after["drained"] > before["drained"]
     assert after["deadline"] == before["deadline"]
+
+
+def test_a_request_that_outlasts_its_drain_is_counted_and_ends_in_words(served: Pool) -> None:
+    before = drained(served.cluster)
+    served.apply(1, 1, drain="2s")
+    served.await_settled()
+    base = router_url(served.cluster, served.namespace, NAME)
+    endless = {"model": MODEL, "prompt": "too long", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
+    ended: list[str] = []
+
+    def ask() -> None:
+        try:
+            *_, last = (choice for event in stream(f"{base}/v1/completions", endless) for choice in event["choices"])
+            ended.append(last["finish_reason"])
+        except Exception as error:
+            ended.append(str(error))
+
+    client = threading.Thread(target=ask)
+    client.start()
+    admin = f"{base.rsplit(':', 1)[0]}:{protocol.ROUTER_ADMIN_PORT}/admin/endpoints"
+    wait_until(lambda: any(e["inFlight"] for e in json.loads(get(admin))["endpoints"]), 30, "decode works on it")
+    served.apply(1, 1, drain="2s", args=("--prefill-tokens-per-second=100000",))
+    client.join(90)
+    served.await_settled()
+    assert ended, "the client hangs"
+    # An engine that must stop says "abort" in the answer; one that dies makes the router say it.
+    assert ended[0] == "abort" or "error in the stream" in ended[0], ended
+    assert drained(served.cluster)["deadline"] > before["deadline"]
 
 
 def drained(cluster: Cluster) -> dict[str, float]:

@@ -59,8 +59,8 @@ class Metrics:
         )
         self.drains = Counter(
             "twinpool_operator_drains_total",
-            "Groups scaled to 0 after they were marked: drained (nothing was in flight), deadline (drainTimeout was "
-            "over, so requests may have been cut; raise it), not_serving (there was nothing to wait for).",
+            "Groups scaled to 0 after they were marked: drained (nothing was in flight), deadline (requests still ran "
+            "after drainTimeout; they are cut after as long again, so raise it), not_serving (nothing to wait for).",
             ["result"],
             registry=self.registry,
         )
