@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +135,9 @@ def test_an_update_moves_both_stages_together(pool: Pool, tmp_path: Path, capsys
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["revision"], row["groups"]) for row in rows] == [(old, 0), (pool.revision(), 5)]
     assert rows[1]["changed"] == ["engine.args"]
+    plugin = [pool.cluster.kubectl_path, "twinpool", "rollout", "history", POOL, f"--namespace={pool.namespace}"]
+    beside = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    assert pool.revision() in subprocess.run(plugin, env=beside, capture_output=True, text=True, check=True).stdout
 
 
 def test_an_undo_in_the_middle_keeps_what_is_left(pool: Pool) -> None:

@@ -16,11 +16,11 @@ from twinpool.cli.pools import RESOURCE, observe, with_manifest
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.units import parse_duration
-from twinpool.operator.logic import scale_in, units
+from twinpool.operator.logic.decision import decide
 from twinpool.operator.logic.forecast import Stage, forecast, ready
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.observed import timestamp
-from twinpool.operator.logic.revision import Revision, stored, target, with_inputs
+from twinpool.operator.logic.revision import Revision, stored, with_inputs
 from twinpool.operator.logic.settings import Settings
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ def undo(
 
 
 def _chosen(observed: Observed, to: str) -> Revision:
-    known = stored(observed)
-    now = target(observed, known, groups(observed), Settings())
+    known, now = stored(observed), decide(observed, Settings(), time.time()).newest
     name = observed.pool.metadata.name
     if to:
         found = [item for item in known if to in (item.name, str(item.number))]
@@ -198,20 +197,13 @@ def plan(
         raise TwinpoolError("give the name of a pool, or --file with its new manifest", "not both")
     kubectl = Kubectl(namespace, context)
     observed = with_manifest(kubectl, file) if file else observe(kubectl, pool)[0]
-    begin = _state(observed)
+    begin = decide(observed, Settings(), time.time()).state
     stages = list(forecast(begin))
     if output == "json":
         sys.stdout.write(json.dumps(_as_json(observed.pool.metadata.name, begin, stages)) + "\n")
     else:
         _write_plan(observed.pool.metadata.name, begin, stages)
     return 0
-
-
-def _state(observed: Observed) -> State:
-    existing, known = groups(observed), stored(observed)
-    newest = target(observed, known, existing, Settings())
-    leaving_first = scale_in.order(existing, scale_in.facts(observed, existing, newest.name))
-    return units.state(observed.pool, leaving_first, newest.name, known, time.time())
 
 
 def _as_json(name: str, begin: State, stages: Sequence[Stage]) -> dict[str, Any]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic import names, progress, scale_in, units
+from twinpool.operator.logic import names, progress
 from twinpool.operator.logic.actions import Action, Delete, Plan
 from twinpool.operator.logic.conditions import Situation
 from twinpool.operator.logic.contest import applies
+from twinpool.operator.logic.decision import decide
 from twinpool.operator.logic.disruption import disruption_budget
 from twinpool.operator.logic.drain import deadline, drains, retire, strays
 from twinpool.operator.logic.drift import stamped
 from twinpool.operator.logic.gate import gates
-from twinpool.operator.logic.groups import LOST_AFTER, Group, groups, last_serial, new_names
+from twinpool.operator.logic.groups import LOST_AFTER, Group, last_serial, new_names
 from twinpool.operator.logic.leaders import naming
 from twinpool.operator.logic.ratio import wanted as wanted_groups
-from twinpool.operator.logic.revision import KIND, Revision, object_name, revision_object, stored, surplus, target
-from twinpool.operator.logic.rollout import Step, step
+from twinpool.operator.logic.revision import KIND, Revision, object_name, revision_object
 from twinpool.operator.logic.router_objects import router_objects
 from twinpool.operator.logic.status import status
 from twinpool.operator.logic.worker_objects import Body, group_set, headless_service
@@ -31,34 +31,31 @@ if TYPE_CHECKING:
 
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.observed import Child, Observed
+    from twinpool.operator.logic.rollout import Step
     from twinpool.operator.logic.settings import Settings
 
 
 def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     """Return what to do about a pool, its status, and when to look again; ``now`` is in seconds since 1970."""
     pool = observed.pool
-    existing, known = groups(observed), stored(observed)
-    newest = target(observed, known, existing, settings)
-    revisions = {revision.name: revision for revision in (*known, newest)}
-    leaving_first = scale_in.order(existing, scale_in.facts(observed, existing, newest.name))
-    todo = step(units.state(pool, leaving_first, newest.name, known, now))
-    beyond = surplus(known, newest.name, existing, pool.spec.rollout.revision_history_limit)
+    decision = decide(observed, settings, now)
+    existing, newest, todo = decision.existing, decision.newest, decision.todo
     children = {(child.kind, child.name): child for child in observed.children}
     serial = max(observed.last_serial, last_serial(existing, _remembered(pool, children)))
     wanted_objects = [
         *router_objects(pool, settings, serial),
         *(headless_service(pool, name) for name in names.roles(pool)),
         *(disruption_budget(pool, name) for name in names.roles(pool)),
-        *(revision_object(pool, revision) for revision in revisions.values() if revision.name not in beyond),
-        *_kept(pool, existing, todo, revisions),
-        *_created(pool, existing, todo, revisions[todo.revision], serial),
+        *(revision_object(pool, item) for item in decision.revisions.values() if item.name not in decision.beyond),
+        *_kept(pool, existing, todo, decision.revisions),
+        *_created(pool, existing, todo, decision.revisions[todo.revision], serial),
     ]
     bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = list(applies(bodies, children, observed.contests))
     actions += _removals(existing, todo, children, pool, now)
     actions += [
         _delete(child)
-        for name in sorted(beyond)
+        for name in sorted(decision.beyond)
         if (child := children.get((KIND, object_name(pool.metadata.name, name))))
     ]
     actions += naming(existing)
