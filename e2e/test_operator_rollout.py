@@ -168,10 +168,12 @@ def test_a_bad_update_stops_at_once_and_does_not_block_its_fix(pool: Pool) -> No
     old, before = pool.await_done(1, 2), pool.names()
     bad = {"kind": "simulated", "args": ["--no-such-flag"]}
     pool.apply(manifest(1, 2, engine=bad, rollout={"progressDeadline": "5s"}))
-    said = wait_until(
-        lambda: (found := pool.condition())["reason"] == "ProgressDeadlineExceeded" and found["message"], 90, "a reason"
-    )
-    assert "--no-such-flag" in said, "the engine's own words"
+
+    def explained() -> bool:
+        found = pool.condition()
+        return found["reason"] == "ProgressDeadlineExceeded" and "--no-such-flag" in found["message"]
+
+    wait_until(explained, 90, "the deadline is over, and the engine's own words are in the condition")
     assert before <= pool.names(), "what serves stays"
     assert pool.groups()["decode", pool.revision()] == 1, "one more than wanted, and no more"
     assert rollout(pool, "status", POOL) == 1
