@@ -485,3 +485,15 @@ async def test_a_plan_that_could_not_be_carried_out_is_in_the_journal() -> None:
     await bench.once()
     (entry,) = bench.reconciler._journal.show(KEY) or []
     assert entry["result"] == "not carried out"
+
+
+async def test_the_time_to_react_is_that_of_the_leader_alone() -> None:
+    bench = Bench(stored_pool())
+    bench.leader.held.clear()
+    bench.reconciler.event(KEY, "")
+    assert not bench.reconciler._asked
+    bench.leader.held.set()
+    bench.reconciler.event(KEY, "")
+    await bench.once()
+    count = bench.metrics.registry.get_sample_value("twinpool_operator_reaction_seconds_count")
+    assert count == 1

@@ -85,7 +85,8 @@ class Reconciler:
         """Look at a pool soon, since something of it changed; ``gone`` names a group that a watch reported as gone."""
         if gone:
             self.gone.setdefault(key, set()).add(gone)
-        self._asked.setdefault(key, asyncio.get_running_loop().time())
+        if self._leadership.held.is_set():
+            self._asked.setdefault(key, asyncio.get_running_loop().time())
         self._queue.add(key)
 
     async def work(self) -> None:
