@@ -119,6 +119,10 @@ class Pool:
         staying = [item["metadata"] for item in items if f"{PREFIX}/retired" not in item["metadata"]["annotations"]]
         return {metadata["name"]: metadata["labels"][f"{PREFIX}/role"] for metadata in staying}
 
+    def all_sets(self) -> int:
+        """Return how many StatefulSets there are, those that are on their way out included."""
+        return len(self.cluster.json("-n", self.namespace, "get", "statefulsets")["items"])
+
     def settled(self, prefill: int, decode: int) -> bool:
         roles = sorted(self.sets().values())
         found = self.cluster.json("-n", self.namespace, "get", "tpool", "-o", "json")["items"][0].get("status", {})
@@ -156,6 +160,8 @@ def test_a_leader_that_was_frozen_undoes_and_duplicates_nothing(
     pool.await_settled(2, 1)
     pool.kubectl("delete", "service", "frozen-router")
     wait_until(lambda: pool.kubectl("get", "service", "frozen-router", check=False), 30, "the Service is back")
+    # Two groups go: drained, scaled to 0, deleted. Until that is done the new leader has work of its own.
+    wait_until(lambda: pool.all_sets() == 3, 60, "the groups that went are gone")
     groups, service = pool.sets(), pool.kubectl("get", "service", "frozen-router", "-o", "jsonpath={.metadata.uid}")
     before = follower.actions()
     frozen.signal(signal.SIGCONT)
