@@ -1,0 +1,134 @@
+"""What work costs on one worker, in seconds: the roofline of :mod:`twinpool.core.timing` flattened into coefficients.
+
+Routers price every candidate of every request and the planner prices thousands of batches, so each price here is a few
+multiplications. Always true: with the same shape and hardware these prices equal ``timing.step_seconds``, so router,
+planner and simulator cannot disagree about what a token costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from twinpool.core.kv import SHAPES, ModelShape, kv_bytes_per_token
+from twinpool.core.timing import ACCELERATORS, Link
+
+if TYPE_CHECKING:
+    from twinpool.core.timing import Accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds per unit of work.
+
+    Parameters
+    ----------
+    overhead:
+        Every engine step, whatever its size.
+    weights:
+        Reading all weights once, which every step does.
+    context:
+        Reading the KV of one token that stands before the step's tokens.
+    token:
+        Arithmetic of one token through the weights.
+    pair:
+        Attention of one token to one before it.
+    pull_setup, pull_token:
+        A handoff, and each prompt token of it that the decode worker does not hold.
+    load_token:
+        Bringing one cached token back from a slower tier of the same worker; 0 when there is none.
+    """
+
+    overhead: float
+    weights: float
+    context: float
+    token: float
+    pair: float
+    pull_setup: float
+    pull_token: float
+    load_token: float = 0.0
+
+    def prefill(self, new: float, cached: float) -> float:
+        """Return the time to compute ``new`` prompt tokens after ``cached`` ones in one step; 0 for none.
+
+        Arithmetic or memory traffic, whichever is longer (Mooncake, FAST'25, equation 1, with causal attention).
+        """
+        if new <= 0:
+            return 0.0
+        arithmetic = new * (self.token + self.pair * (cached + new / 2))
+        return self.overhead + max(arithmetic, self.weights + self.context * cached)
+
+    def step(self, batch: float, context: float) -> float:
+        """Return the time of one decode step of ``batch`` sequences with ``context`` tokens in all; 0 for none.
+
+        That is also the time between two tokens that each of them sees.
+        """
+        if batch <= 0:
+            return 0.0
+        arithmetic = batch * (self.token + self.pair / 2) + self.pair * context
+        return self.overhead + max(arithmetic, self.weights + self.context * context)
+
+    def mixed(self, new: float, cached: float, batch: float, context: float) -> float:
+        """Return the time of a step that computes ``new`` prompt tokens beside a decode batch (chunked prefill)."""
+        arithmetic = new * (self.token + self.pair * (cached + new / 2))
+        arithmetic += batch * (self.token + self.pair / 2) + self.pair * context
+        return self.overhead + max(arithmetic, self.weights + self.context * (cached + context))
+
+    def interference(self, new: float, cached: float, batch: float, context: float) -> float:
+        """Return the seconds for which ``new`` prompt tokens hold up each sequence of a decode batch."""
+        if batch <= 0 or new <= 0:
+            return 0.0
+        return self.mixed(new, cached, batch, context) - self.step(batch, context)
+
+    def pull(self, missing: float) -> float:
+        """Return the time to hand over ``missing`` prompt tokens; a pull overlaps nothing (NIXL)."""
+        return self.pull_setup + self.pull_token * missing if missing > 0 else 0.0
+
+    def warm(self, prompt: float, device: float, held: float) -> float:
+        """Return the time of a prompt whose first ``device`` tokens are on the accelerator and first ``held`` anywhere.
+
+        What a slower tier holds is loaded only when that beats computing it.
+        """
+        compute = self.prefill(prompt - device, device)
+        if held <= device:
+            return compute
+        return min(compute, self.load_token * (held - device) + self.prefill(prompt - held, held))
+
+    def scaled(self, factor: float) -> Prices:
+        """Return the prices of an engine that takes ``factor`` times as long to compute; transfers are as they were."""
+        return replace(
+            self,
+            overhead=self.overhead * factor,
+            weights=self.weights * factor,
+            context=self.context * factor,
+            token=self.token * factor,
+            pair=self.pair * factor,
+        )
+
+
+def prices_of(
+    shape: ModelShape, gpu: Accelerator, gpus: int = 1, link: Link | None = None, block_size: int = 16
+) -> Prices:
+    """Return the prices of ``shape`` on ``gpus`` GPUs, its KV moving over ``link`` in blocks of ``block_size`` tokens.
+
+    Two FLOPs per weight and token and four per layer, head element and token pair (see ``timing.prefill_work``); one
+    descriptor for the keys and one for the values of each layer and block (vLLM's NIXL layout).
+    """
+    link = link or Link()
+    flops = gpus * gpu.flops * gpu.flops_share
+    bandwidth = gpus * gpu.bandwidth * gpu.bandwidth_share
+    kv = kv_bytes_per_token(shape)
+    return Prices(
+        overhead=gpu.overhead,
+        weights=shape.parameters * shape.weight_bytes / bandwidth,
+        context=kv / bandwidth,
+        token=2 * shape.parameters / flops,
+        pair=4 * shape.layers * shape.heads * shape.head_dim / flops,
+        pull_setup=link.setup,
+        pull_token=kv / link.bandwidth + 2 * shape.layers * link.per_descriptor / block_size,
+    )
+
+
+#: What is assumed of a worker about which nothing is known yet: an 8B model on one H100 over 200 Gbit/s. Choices among
+#: equal workers depend on the proportions alone, and observed times correct the scale (``twinpool.core.correction``).
+ASSUMED = prices_of(SHAPES["llama-3-8b"], ACCELERATORS["h100"])
