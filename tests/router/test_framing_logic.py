@@ -35,7 +35,7 @@ def feed(body: Body, data: bytes, cuts: list[int]) -> int:
 @given(
     st.lists(st.binary(min_size=1, max_size=40), max_size=6),
     st.lists(st.integers(0, 300), max_size=12),
-    st.sampled_from([b"", b";a=b", b" ; q"]),
+    st.sampled_from([b"", b";a=b", b";q", b';q="x y"']),
     st.sampled_from([b"", b"X-T: 1\r\n"]),
     st.binary(max_size=5),
 )

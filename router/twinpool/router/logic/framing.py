@@ -16,9 +16,11 @@ from twinpool.core.errors import TwinpoolError
 MAX_HEAD: Final = 64 * 1024
 _MAX_SIZE_LINE: Final = 1024
 _MAX_TRAILER: Final = 16 * 1024
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n\0]*)?\r\n")
-_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\r\n\0]*?)[ \t]*\r\n")
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?")
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+# No control characters but tabs (RFC 9110, 5.5), which other parsers refuse or take for the end of something.
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t -~\x80-\xff]*)?\r\n")
+_HEADER = re.compile(rb"(%b):[ \t]*([\t -~\x80-\xff]*?)[ \t]*\r\n" % _TOKEN)
+_SIZE_LINE = re.compile(rb'([0-9A-Fa-f]{1,15})(?:;%b(?:=(?:%b|"[\t !#-\[\]-~\x80-\xff]*"))?)*' % (_TOKEN, _TOKEN))
 _ONCE: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type"})
 #: Headers that concern one connection only.
 _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"upgrade"})
@@ -180,9 +182,7 @@ class Body:
             elif line == b"\r\n":
                 return position
             else:
-                self._trailer += len(line)
-                if self._trailer > _MAX_TRAILER:
-                    raise FramingError("the engine sent too many trailers")
+                self._trailer_line(line)
 
     def _whole_chunks(self, data: bytes, position: int, size: int) -> int:
         """Pass over chunks that end in this piece and whose size line was seen before: nearly all of a stream.
@@ -219,6 +219,13 @@ class Body:
             if data[position - seen : position] != b"\r\n"[first : first + seen]:
                 raise FramingError("the engine's chunk is longer than its size says")
         return position
+
+    def _trailer_line(self, line: bytes) -> None:
+        if _HEADER.fullmatch(line) is None:
+            raise FramingError("the engine sent a malformed trailer")
+        self._trailer += len(line)
+        if self._trailer > _MAX_TRAILER:
+            raise FramingError("the engine sent too many trailers")
 
     def _size_line(self, line: bytes) -> None:
         match = _SIZE_LINE.fullmatch(line)
