@@ -185,6 +185,27 @@ async def test_a_client_that_leaves_decode_frees_prefills_blocks(engines):
     await until(lambda: free(second), within=1.0)
 
 
+async def test_a_pull_that_nobody_wants_any_more_closes_its_connection(engines):
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(4)
+        asked.set()
+        await reader.read()
+        left.set()
+        writer.close()
+
+    first, second = await engines("--connector", "nixl"), await engines("--connector", "nixl")
+    parameters = await prefill(first, "one two")
+    async with await asyncio.start_server(silent, second.host, 0) as holder:
+        parameters["remote_port"] = holder.sockets[0].getsockname()[1]
+        parameters["remote_host"] = second.host
+        leaver = asyncio.create_task(second.complete("one two", max_tokens=5, kv_transfer_params=parameters))
+        await asyncio.wait_for(asked.wait(), 5)
+        leaver.cancel()
+        await asyncio.wait_for(left.wait(), 5)
+
+
 async def test_kv_that_waits_for_room_on_decode_outlives_its_first_lease(engines):
     argv = ("--connector", "nixl", "--time-scale", "1", "--kv-blocks", "8", "--max-model-len", "128")
     lease = ("--lease-seconds", "0.6")

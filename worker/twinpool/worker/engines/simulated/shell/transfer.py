@@ -147,33 +147,33 @@ class Puller:
 
     async def _fetch(self, remote: RemoteKv, blocks: int) -> tuple[Content, float]:
         start = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(self._timeout):
-                reader, writer = await _patiently(lambda: asyncio.open_connection(remote.host, remote.port))
-                send(
-                    writer,
-                    {
-                        "op": "pull",
-                        "model": self._model,
-                        "shape": self._engine.pace.shape.name,
-                        "engine": remote.engine_id,
-                        "request": remote.request_id,
-                    },
-                )
-                answer = await receive(reader)
-        except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError) as error:
-            raise PullFailed(
-                f"NIXL handshake with {remote.host}:{remote.port} failed: {type(error).__name__} {error}"
-            ) from None
-        try:
+        # Closed in every case: a pull is also cancelled while it waits for the answer, when nobody wants it any more.
+        async with contextlib.AsyncExitStack() as connection:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    reader, writer = await _patiently(lambda: asyncio.open_connection(remote.host, remote.port))
+                    connection.push_async_callback(_closed, writer)
+                    send(writer, self._pull(remote))
+                    answer = await receive(reader)
+            except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError) as error:
+                raise PullFailed(
+                    f"NIXL handshake with {remote.host}:{remote.port} failed: {type(error).__name__} {error}"
+                ) from None
             if "content" not in answer:
                 raise PullFailed(str(answer.get("problem")))
             seconds = self._engine.pace.transfer(blocks, self._engine.limits.block_size) * self._time_scale
             await asyncio.sleep(seconds)
             send(writer, {"op": "done", "request": remote.request_id})
-        finally:
-            await _closed(writer)
         return Content(*answer["content"]), asyncio.get_running_loop().time() - start
+
+    def _pull(self, remote: RemoteKv) -> dict[str, str]:
+        return {
+            "op": "pull",
+            "model": self._model,
+            "shape": self._engine.pace.shape.name,
+            "engine": remote.engine_id,
+            "request": remote.request_id,
+        }
 
 
 async def _patiently(
