@@ -16,6 +16,9 @@ PURE := twinpool.core twinpool.operator.logic twinpool.router.logic twinpool.wor
 ENGINE ?= vllm
 NAME ?= router
 PYTEST_ARGS ?=
+# Test processes beside each other. The scenarios mostly wait; each process of them has a cluster of its own.
+JOBS ?= $(shell nproc)
+E2E_JOBS ?= 2
 
 .PHONY: help setup demo down test unit e2e check fix generate bench clean requirements
 
@@ -36,14 +39,14 @@ down: setup ## stop what `make demo` left serving
 test: setup ## every test, end-to-end ones with the real engine too
 	@$(RUN) -m twinpool.demo prepare
 	@$(MAKE) --no-print-directory unit
-	@$(RUN) -m pytest e2e $(PYTEST_ARGS)
+	@$(RUN) -m pytest e2e -n $(E2E_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 unit: setup ## the tests that need no cluster and no engine; the pure parts must be covered in full
-	@$(RUN) -m pytest tests $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
+	@$(RUN) -m pytest tests -n $(JOBS) $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
 e2e: setup ## the end-to-end tests (CLUSTER=external: against the cluster of KUBECONFIG)
 	@$(RUN) -m twinpool.demo prepare
-	@$(RUN) -m pytest e2e $(if $(CLUSTER),--cluster=$(CLUSTER)) $(PYTEST_ARGS)
+	@$(RUN) -m pytest e2e $(if $(filter external,$(CLUSTER)),--cluster=external,-n $(E2E_JOBS) --dist loadfile) $(PYTEST_ARGS)
 
 check: setup ## format, lint, types, dependency rules, freshness of generated files
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "run \`make fix\`"; exit 1; }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,7 +58,9 @@ def cluster(request: pytest.FixtureRequest, extra_images: dict[str, Image]) -> I
         yield ExternalCluster.from_environment()
         return
     request.getfixturevalue("binaries")
-    name = next(name for i in itertools.count() if clusters.is_free(name := f"test-{i}"))
+    # Tests may run in several processes (pytest -n 2): each of them has a cluster of its own.
+    process = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    name = next(name for i in itertools.count() if clusters.is_free(name := f"test-{process}-{i}"))
     with clusters.running(name, extra_images=extra_images) as local:
         yield local
 
