@@ -1,4 +1,4 @@
-"""The Dockerfile cannot be built where no container engine is; what it names must exist, and it must not run as root."""
+"""No container engine is needed here: what the Dockerfile names must exist, and it must not run as root."""
 
 import re
 import tomllib
