@@ -229,7 +229,10 @@ def test_the_endpoint_names_an_odd_port(make_pool: Make) -> None:
 
 
 def test_what_the_routers_are_told(make_pool: Make) -> None:
-    told = router_config(make_pool({"prefill": {"drainTimeout": "10m"}, "routing": {"policy": "random"}}))
+    assert router_config(make_pool()).on_prefill_failure == "retry-then-local"
+    routing, handoff = {"policy": "random"}, {"onPrefillFailure": "fail"}
+    told = router_config(make_pool({"prefill": {"drainTimeout": "10m"}, "routing": routing, "handoff": handoff}))
+    assert told.on_prefill_failure == "fail"
     assert (told.models, told.disaggregated, told.connector) == (("acme/model",), True, "nixl")
     assert (told.policy, told.drain_timeout) == ("random", 615.0)
     alone = router_config(make_pool(prefill=None))

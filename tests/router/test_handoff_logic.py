@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinpool.router.logic import handoff
 from twinpool.router.logic.handoff import DECODE_TRIES, PREFILL_LIMIT, USABLE_SECONDS, Do, Phase
 
+if TYPE_CHECKING:
+    from twinpool.core.protocol import OnPrefillFailure
+
 
 class Shell:
     """Carries out actions on paper and checks every one of them."""
 
-    def __init__(self, split: bool) -> None:
+    def __init__(self, split: bool, policy: OnPrefillFailure = "retry-then-local") -> None:
         self.now = 100.0
         self.prefill_lives = True
         self.client = True
@@ -26,7 +31,9 @@ class Shell:
         self.relayed = False
         self.starts = {Do.START_PREFILL: 0, Do.START_DECODE: 0}
         self.state = handoff.State(Phase.DONE)
-        self.take(handoff.begin(split))
+        self.policy = policy if split else None
+        self.refused = False
+        self.take(handoff.begin(split, policy))
 
     def take(self, step: handoff.Step) -> None:
         self.state, actions = step
@@ -52,6 +59,7 @@ class Shell:
         elif action is Do.SEND_WHOLE:
             assert self.leg == "connecting"
             assert self.params is None, "held KV is either used or given up first"
+            assert self.policy != "fail" or self.refused, "the decode worker never reads a prompt in place of prefill"
             self.leg = "sent"
         elif action is Do.RELAY:
             assert self.leg == "sent"
@@ -67,6 +75,7 @@ class Shell:
         else:
             assert self.client, "nothing is said to a client that is gone"
             assert (action in (Do.FINISH, Do.BREAK)) == self.relayed
+            assert self.leg is None or action is Do.ANSWER_AS_ENGINE
             self.outcomes.append(action)
 
     # Events.
@@ -81,7 +90,7 @@ class Shell:
         self.take(handoff.prefill_failed(self.state, "status"))
 
     def prefill_refuses(self) -> None:
-        self.leg = None
+        self.leg, self.refused = None, True
         self.take(handoff.prefill_refused(self.state))
 
     def no_prefill(self) -> None:
@@ -103,6 +112,9 @@ class Shell:
     def decode_begins(self, status: int, others: bool = True) -> None:
         self.take(handoff.decode_head(self.state, status, others))
 
+    def decode_hides(self, status: int, others: bool = True) -> None:
+        self.take(handoff.decode_hid_error(self.state, status, others))
+
     def decode_ends(self) -> None:
         self.leg = None
         self.take(handoff.decode_ended(self.state))
@@ -119,7 +131,7 @@ class Shell:
         events = {
             "prefill": ["prefill_answers", "prefill_fails", "prefill_refuses", "no_prefill"],
             "connecting": ["decode_connects", "decode_fails", "no_decode"],
-            "sent": ["decode_begins", "decode_fails"],
+            "sent": ["decode_begins", "decode_hides", "decode_fails"],
             "relaying": ["decode_ends", "decode_dies"],
             None: [],
         }[self.leg]
@@ -130,9 +142,9 @@ class Shell:
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.booleans(), st.data())
-def test_every_order_of_events_ends_well(split: bool, data: st.DataObject) -> None:
-    shell = Shell(split)
+@given(st.booleans(), st.sampled_from(["retry-then-local", "local", "fail"]), st.data())
+def test_every_order_of_events_ends_well(split: bool, policy: OnPrefillFailure, data: st.DataObject) -> None:
+    shell = Shell(split, policy)
     held_when_client_left: int | None = None
     for _ in range(40):
         if shell.done():
@@ -140,8 +152,9 @@ def test_every_order_of_events_ends_well(split: bool, data: st.DataObject) -> No
         event = data.draw(st.sampled_from(shell.events()))
         shell.now += data.draw(st.sampled_from([0.0, 0.1, USABLE_SECONDS, 40.0]))
         shell.prefill_lives = shell.prefill_lives and data.draw(st.integers(0, 9)) > 0
-        if event == "decode_begins":
-            shell.decode_begins(data.draw(st.sampled_from([200, 400, 429, 500, 502, 503])), data.draw(st.booleans()))
+        if event in ("decode_begins", "decode_hides"):
+            statuses = [400, 429, 500, 502, 503] + [200] * (event == "decode_begins")
+            getattr(shell, event)(data.draw(st.sampled_from(statuses)), data.draw(st.booleans()))
         elif event == "client_goes":
             held_when_client_left = shell.params[0] if shell.params else None
             shell.client_goes()
@@ -374,3 +387,44 @@ def test_whole_requests_are_tried_twice() -> None:
     shell.decode_connects()
     shell.decode_fails()
     assert shell.outcomes == [Do.ANSWER_FAILED]
+
+
+def test_a_hidden_error_is_tried_whole_and_then_shown() -> None:
+    shell = path()
+    shell.prefill_answers()
+    shell.decode_connects()
+    shell.decode_hides(500)
+    shell.decode_connects()
+    assert (shell.leg, shell.state.reason) == ("sent", "decode_error")
+    shell.decode_hides(500)
+    assert (shell.outcomes, shell.leg) == ([Do.ANSWER_AS_ENGINE], None)
+
+
+def test_local_asks_no_second_prefill_worker() -> None:
+    shell = Shell(True, "local")
+    shell.prefill_fails()
+    assert (shell.leg, shell.state.reason) == ("connecting", "status")
+
+
+def test_fail_asks_a_second_prefill_worker_and_then_nobody() -> None:
+    shell = Shell(True, "fail")
+    shell.prefill_fails()
+    shell.prefill_fails()
+    assert (shell.outcomes, shell.state.reason) == ([Do.ANSWER_NO_PREFILL], "status")
+
+
+def test_fail_shows_what_decode_says_of_its_kv() -> None:
+    shell = Shell(True, "fail")
+    shell.prefill_answers()
+    shell.decode_connects()
+    shell.decode_begins(500)
+    assert shell.leg == "relaying"
+
+
+def test_fail_ends_when_leases_run_out_again_and_again() -> None:
+    shell = Shell(True, "fail")
+    for _ in range(PREFILL_LIMIT):
+        shell.prefill_answers()
+        shell.now += USABLE_SECONDS
+        shell.decode_connects()
+    assert (shell.outcomes, shell.leg) == ([Do.ANSWER_NO_PREFILL], None)

@@ -261,7 +261,9 @@ def test_health() -> None:
     out = judge(doubtful, Probe.FAILED)
     assert not out.admitted
     assert not judge(out, Probe.FAILED).admitted
-    assert judge(out, Probe.OK) == health
+    assert judge(out, Probe.OK) == Health(admitted=True, losses=1)
+    assert judge(doubtful, Probe.OK) == health
+    assert judge(judge(out, Probe.FAILED), Probe.FAILED).losses == 1
     assert not judge(Health(), Probe.LATE).admitted
 
 

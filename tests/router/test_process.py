@@ -192,6 +192,8 @@ async def test_a_worker_that_goes_is_taken_out_and_comes_back(program, kit):
     client.send(kit.post(kit.STREAM))
     assert (await client.answer()).status == 200
     client.close()
+    ids = [e["id"] for e in (await program.page("/admin/endpoints")).json["endpoints"]]
+    assert [identity.partition("+")[2] for identity in ids] == ["", "1"], "it is another engine now"
 
 
 async def test_an_endpoint_list_that_cannot_be_read_is_said_in_one_line(program):

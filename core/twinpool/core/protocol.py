@@ -44,6 +44,9 @@ LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 
+#: What becomes of a request whose prompt no prefill worker could read.
+OnPrefillFailure = Literal["retry-then-local", "local", "fail"]
+
 #: The engine's OpenAI-compatible HTTP port on every leader. Each pod has its own address, so one number serves all.
 ENGINE_PORT = 8000
 #: The launcher's port: ``/healthz``, ``/readyz``, ``/status``, ``/metrics``.
@@ -207,6 +210,7 @@ class RouterConfig:
     #: True when prefill and decode are separate roles; False routes whole requests to decode workers.
     disaggregated: bool = True
     connector: Literal["nixl"] | None = "nixl"
+    on_prefill_failure: OnPrefillFailure = "retry-then-local"
     policy: Literal["least-load", "round-robin", "random"] = "least-load"
     drain_timeout: float = 300.0
 

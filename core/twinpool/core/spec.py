@@ -286,6 +286,12 @@ class Handoff(Part):
     """How the KV cache goes from prefill to decode."""
 
     connector: Literal["nixl"] = Field("nixl", description="Transfer library: nixl (decode pulls from prefill).")
+    on_prefill_failure: protocol.OnPrefillFailure = Field(
+        "retry-then-local",
+        description="What becomes of a prompt that a prefill worker did not read: retry-then-local (another prefill "
+        "worker, then the decode worker reads it itself), local (the decode worker at once), or fail (another prefill "
+        "worker, then HTTP 503, so that decode latency never pays for lost prefill workers).",
+    )
 
 
 class RouterService(Part):

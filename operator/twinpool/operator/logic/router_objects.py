@@ -41,6 +41,7 @@ def router_config(pool: InferencePool) -> RouterConfig:
         models=(pool.spec.model.name,),
         disaggregated=disaggregated,
         connector=pool.spec.handoff.connector if disaggregated else None,
+        on_prefill_failure=pool.spec.handoff.on_prefill_failure,
         policy=pool.spec.routing.policy,
         drain_timeout=float(router_drain(pool)),
     )

@@ -17,7 +17,7 @@ from twinpool.core.errors import InvalidValue
 class Endpoint:
     """One engine process that answers HTTP."""
 
-    #: Pod uid and restart count of the engine's container.
+    #: Pod uid, restart count of the engine's container, and how often it stopped answering since.
     id: str
     role: protocol.Role
     host: str

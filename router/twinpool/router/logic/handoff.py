@@ -15,13 +15,16 @@ A request that is not split uses the same states without the first.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twinpool.core.protocol import KV_LEASE_SECONDS
 
+if TYPE_CHECKING:
+    from twinpool.core.protocol import OnPrefillFailure
+
 #: Parameters older than this many seconds are not sent: the lease began before their answer arrived.
 USABLE_SECONDS: Final = KV_LEASE_SECONDS - 5.0
-#: Prefill legs in a row that may fail before decode does the whole request.
+#: Prefill legs in a row that may fail before the pool's ``onPrefillFailure`` decides; ``local`` decides after one.
 PREFILL_TRIES: Final = 2
 #: Prefill legs of one request in all, those that a failed decode leg or an expired lease made necessary included.
 PREFILL_LIMIT: Final = 3
@@ -56,6 +59,8 @@ class Do(Enum):
     FORGET_PARAMS = "the parameters are not used any more"
     ANSWER_UNAVAILABLE = "tell the client that no decode worker serves"
     ANSWER_FAILED = "tell the client that the workers failed"
+    ANSWER_NO_PREFILL = "tell the client that no prefill worker read the prompt, and that nobody else may"
+    ANSWER_AS_ENGINE = "give the client the engine's error with its own status, not as a stream with status 200"
     BREAK = "end the begun answer as an error"
     FINISH = "the answer is complete"
 
@@ -74,30 +79,33 @@ class State(NamedTuple):
     #: The decode leg was sent with parameters.
     handed_off: bool = False
     reason: str = ""
+    on_prefill_failure: OnPrefillFailure = "retry-then-local"
 
 
 Step = tuple[State, tuple[Do, ...]]
 
 
-def begin(split: bool) -> Step:
+def begin(split: bool, on_prefill_failure: OnPrefillFailure = "retry-then-local") -> Step:
     """A request was accepted."""
     if split:
-        return State(Phase.PREFILL, split=True, prefills=1), (Do.START_PREFILL,)
+        state = State(Phase.PREFILL, split=True, prefills=1, on_prefill_failure=on_prefill_failure)
+        return state, (Do.START_PREFILL,)
     return State(Phase.CONNECT, decodes=1), (Do.START_DECODE,)
 
 
 def no_prefill(state: State) -> Step:
     """There is no (other) prefill worker to choose."""
-    return _whole(state, state.reason or "no_prefill")
+    return _without_prefill(state, state.reason or "no_prefill")
 
 
 def prefill_failed(state: State, reason: str) -> Step:
     """A prefill leg brought no parameters: connection, status 5xx or 429, time-out, or an answer without any."""
     failures = state.prefill_failures + 1
     state = state._replace(prefill_failures=failures, reason=reason)
-    if failures < PREFILL_TRIES and state.prefills < PREFILL_LIMIT:
+    tries = 1 if state.on_prefill_failure == "local" else PREFILL_TRIES
+    if failures < tries and state.prefills < PREFILL_LIMIT:
         return state._replace(prefills=state.prefills + 1), (Do.START_PREFILL,)
-    return _whole(state, reason)
+    return _without_prefill(state, reason)
 
 
 def prefill_refused(state: State) -> Step:
@@ -135,6 +143,8 @@ def decode_connected(state: State, now: float, prefill_lives: bool) -> Step:
     if stale.prefills < PREFILL_LIMIT:
         again = stale._replace(phase=Phase.PREFILL, prefills=stale.prefills + 1, decodes=stale.decodes - 1)
         return again, (Do.FORGET_PARAMS, Do.DROP_LEG, Do.START_PREFILL)
+    if stale.on_prefill_failure == "fail":
+        return stale._replace(phase=Phase.DONE), (Do.FORGET_PARAMS, Do.DROP_LEG, Do.ANSWER_NO_PREFILL)
     return stale._replace(phase=Phase.WAIT, handed_off=False), (Do.FORGET_PARAMS, Do.SEND_WHOLE)
 
 
@@ -149,7 +159,7 @@ def no_decode(state: State) -> Step:
     if left.prefills < PREFILL_LIMIT:
         again = left._replace(phase=Phase.PREFILL, prefills=left.prefills + 1)
         return again, (Do.FORGET_PARAMS, Do.START_PREFILL)
-    whole, actions = _whole(left, left.reason)
+    whole, actions = _without_prefill(left, left.reason)
     return whole, (Do.FORGET_PARAMS, *actions)
 
 
@@ -162,15 +172,18 @@ def decode_failed(state: State) -> Step:
 
 def decode_head(state: State, status: int, others: bool) -> Step:
     """The decode leg's answer begins with ``status``; ``others`` says whether another decode worker could be asked."""
-    again: Step | None = None
-    if status == 503 and others:
-        again = _decode_again(state)
-    elif status >= 500 and state.handed_off and state.decodes < DECODE_TRIES:
-        # Most likely the KV did not arrive. The request itself may be fine: let one worker do all of it.
-        again = _whole(state, "decode_error")
+    again = _again_after(state, status, others)
     if again is not None:
         return again[0], (Do.DROP_LEG, *again[1])
     return state._replace(phase=Phase.RELAY), (Do.RELAY,)
+
+
+def decode_hid_error(state: State, status: int, others: bool) -> Step:
+    """The decode leg began a stream with status 200 whose first event is an error that means ``status``."""
+    again = _again_after(state, status, others)
+    if again is not None:
+        return again[0], (Do.DROP_LEG, *again[1])
+    return state._replace(phase=Phase.DONE), (Do.DROP_LEG, Do.ANSWER_AS_ENGINE)
 
 
 def decode_ended(state: State) -> Step:
@@ -193,6 +206,24 @@ def client_gone(state: State) -> Step:
     return done, (Do.DROP_LEG,)
 
 
+def _again_after(state: State, status: int, others: bool) -> Step | None:
+    """What is tried after an error that came before the answer, None when the client gets to see it."""
+    if status == 503 and others:
+        return _decode_again(state)
+    may_be_whole = state.handed_off and state.decodes < DECODE_TRIES and state.on_prefill_failure != "fail"
+    if status >= 500 and may_be_whole:
+        # Most likely the KV did not arrive. The request itself may be fine: let one worker do all of it.
+        return _whole(state, "decode_error")
+    return None
+
+
+def _without_prefill(state: State, reason: str) -> Step:
+    """No prefill worker did its part: the decode worker does all of it, or nobody does."""
+    if state.on_prefill_failure == "fail":
+        return state._replace(phase=Phase.DONE, holding=False, reason=reason), (Do.ANSWER_NO_PREFILL,)
+    return _whole(state, reason)
+
+
 def _whole(state: State, reason: str) -> Step:
     local = state._replace(
         phase=Phase.CONNECT, decodes=state.decodes + 1, holding=False, handed_off=False, reason=reason
@@ -208,7 +239,7 @@ def _decode_again(state: State) -> Step | None:
         again = state._replace(phase=Phase.PREFILL, prefills=state.prefills + 1, handed_off=False)
         return again, (Do.START_PREFILL,)
     if state.handed_off:
-        return _whole(state, "decode_failed")
+        return _without_prefill(state, "decode_failed")
     return state._replace(phase=Phase.CONNECT, decodes=state.decodes + 1), (Do.START_DECODE,)
 
 

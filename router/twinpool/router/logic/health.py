@@ -31,6 +31,8 @@ class Health:
 
     admitted: bool = False
     failures: int = 0
+    #: How often it was taken out. What answers afterwards is another engine, which knows nothing of the old one's KV.
+    losses: int = 0
 
     @property
     def interval(self) -> float:
@@ -41,8 +43,11 @@ class Health:
 def judge(health: Health, probe: Probe) -> Health:
     """Return the opinion after one more probe."""
     if probe is Probe.OK:
-        return Health(admitted=True)
+        return Health(admitted=True, losses=health.losses)
     if probe is Probe.LATE:
         return health
     failures = health.failures + 1
-    return Health(admitted=health.admitted and failures < FAILURES, failures=min(failures, FAILURES))
+    lost = health.admitted and failures >= FAILURES
+    return Health(
+        admitted=health.admitted and not lost, failures=min(failures, FAILURES), losses=health.losses + int(lost)
+    )

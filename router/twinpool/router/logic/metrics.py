@@ -22,7 +22,7 @@ FAMILIES: Final[dict[str, tuple[str, Labels, str]]] = {
     "twinpool_router_handoffs_total": (
         "counter",
         ("outcome", "reason"),
-        "Requests that could be split: remote (prefilled elsewhere) or local (decode did all of it, and why).",
+        "Requests that could be split: remote (prefilled elsewhere), local (decode did all of it, and why) or failed.",
     ),
     "twinpool_router_retries_total": ("counter", ("role",), "Legs sent again to another worker."),
     "twinpool_router_client_aborts_total": ("counter", ("phase",), "Clients that left before their answer's end."),

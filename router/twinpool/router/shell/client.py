@@ -147,6 +147,13 @@ class ClientConnection(asyncio.Protocol):
         self._send_refusal(refusal, request_id)
         self._next(close=False)
 
+    def answer_error(self, status: int, body: bytes, request_id: bytes) -> None:
+        """Answer with an engine's error."""
+        self._exchange = None
+        self._send(status, body, request_id)
+        self._count(status)
+        self._next(close=False)
+
     def break_off(self) -> None:
         """Cut the answer."""
         exchange, self._exchange = self._exchange, None

@@ -162,11 +162,18 @@ class Control:
             child.tell(snapshot)
 
     def _snapshot(self) -> channel.Endpoints:
-        return channel.Endpoints(
-            tuple(
-                dataclasses.replace(endpoint, admitted=endpoint.wanted and self._prober.admitted(endpoint.id))
-                for endpoint in self._found
-            )
+        return channel.Endpoints(tuple(self._judged(endpoint) for endpoint in self._found))
+
+    def _judged(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint with what the probes say: whether it answers, and which engine of its pod it is.
+
+        A launcher may start an engine again inside its container, which Kubernetes does not count.
+        """
+        losses = self._prober.losses(endpoint.id)
+        return dataclasses.replace(
+            endpoint,
+            id=f"{endpoint.id}+{losses}" if losses else endpoint.id,
+            admitted=endpoint.wanted and self._prober.admitted(endpoint.id),
         )
 
     # Admin pages.

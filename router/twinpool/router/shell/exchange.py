@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from twinpool.router.logic.framing import Head
     from twinpool.router.logic.headers import Forwarded
     from twinpool.router.logic.ledger import Ticket
+    from twinpool.router.logic.opening import HiddenError
     from twinpool.router.shell.pool import Pool
 
 UNAVAILABLE = Refusal(
@@ -28,6 +29,13 @@ UNAVAILABLE = Refusal(
 )
 FAILED = Refusal(
     502, "worker_failed", "The workers failed before they answered, also on another try. Send the request again."
+)
+NO_PREFILL = Refusal(
+    503,
+    "no_prefill",
+    "No prefill worker could read this prompt, and the pool's handoff.onPrefillFailure is 'fail'. Send the request "
+    "again in a moment.",
+    retry_after=1,
 )
 BROKEN = Refusal(
     502, "worker_lost", "The worker was lost in the middle of this answer, which is incomplete. Send the request again."
@@ -48,6 +56,9 @@ class Client(Protocol):
 
     def refuse(self, refusal: Refusal, request_id: bytes) -> None:
         """Send an answer of ours; none has begun."""
+
+    def answer_error(self, status: int, body: bytes, request_id: bytes) -> None:
+        """Send an engine's error (JSON) as an answer of its own; none has begun."""
 
     def break_off(self) -> None:
         """Close the connection so that the client sees that the answer is cut."""
@@ -70,7 +81,7 @@ class Exchange:
     """One request, from its acceptance to the one outcome that its client gets."""
 
     __slots__ = (
-        "_call", "_client", "_decode", "_events", "_fill", "_first", "_held", "_params", "_prefill",
+        "_call", "_client", "_decode", "_events", "_fill", "_first", "_held", "_hidden", "_params", "_prefill",
         "_prefill_endpoint", "_state", "_tried_decode", "_tried_prefill", "_until_close", "pool", "status",
     )  # fmt: skip
 
@@ -90,11 +101,13 @@ class Exchange:
         self._until_close = False
         self._first = True
         self._fill: bytes | None = None
+        self._hidden: HiddenError | None = None
         self.status = 0
 
     def start(self) -> None:
         """Begin."""
-        self._apply(handoff.begin(self._call.request.splittable and self.pool.config.disaggregated))
+        config = self.pool.config
+        self._apply(handoff.begin(self._call.request.splittable and config.disaggregated, config.on_prefill_failure))
 
     # What the client's connection reports.
 
@@ -139,8 +152,7 @@ class Exchange:
 
     def decode_head(self, leg: DecodeLeg, head: Head) -> None:
         """The answer begins."""
-        revision = self._prefill_endpoint.revision if self._state.handed_off and self._prefill_endpoint else None
-        others = len(self.pool.decodes(revision)) > 1 or leg.endpoint not in self.pool.decodes(revision)
+        others = self._others(leg)
         self._pulled()
         step = handoff.decode_head(self._state, head.status, others)
         if step[0].phase is Phase.RELAY:
@@ -149,6 +161,18 @@ class Exchange:
             self._until_close = head.length is None and not head.chunked
             self._client.begin(head.passed, None if head.has_request_id else self._call.forwarded.request_id)
         self._apply(step)
+
+    def decode_hid_error(self, leg: DecodeLeg, error: HiddenError) -> None:
+        """The answer began with status 200, and its first event is an error."""
+        self._hidden = error
+        others = self._others(leg)
+        self._pulled()
+        self._apply(handoff.decode_hid_error(self._state, error.status, others))
+
+    def _others(self, leg: DecodeLeg) -> bool:
+        """Whether another decode worker than that of ``leg`` could be asked."""
+        revision = self._prefill_endpoint.revision if self._state.handed_off and self._prefill_endpoint else None
+        return len(self.pool.decodes(revision)) > 1 or leg.endpoint not in self.pool.decodes(revision)
 
     def decode_body(self, data: bytes) -> None:
         """A piece of the answer."""
@@ -265,6 +289,14 @@ class Exchange:
     def _answer_failed(self) -> None:
         self._client.refuse(FAILED, self._call.forwarded.request_id)
 
+    def _answer_no_prefill(self) -> None:
+        self.pool.numbers.add("twinpool_router_handoffs_total", ("failed", self._state.reason))
+        self._client.refuse(NO_PREFILL, self._call.forwarded.request_id)
+
+    def _answer_as_engine(self) -> None:
+        assert self._hidden is not None
+        self._client.answer_error(self._hidden.status, self._hidden.body, self._call.forwarded.request_id)
+
     def _break(self) -> None:
         self.pool.numbers.add("twinpool_router_broken_streams_total")
         if not self._events or self._fill is None:
@@ -289,6 +321,8 @@ _ACTIONS: dict[Do, Callable[[Exchange], None]] = {
     Do.FORGET_PARAMS: Exchange._forget_params,
     Do.ANSWER_UNAVAILABLE: Exchange._answer_unavailable,
     Do.ANSWER_FAILED: Exchange._answer_failed,
+    Do.ANSWER_NO_PREFILL: Exchange._answer_no_prefill,
+    Do.ANSWER_AS_ENGINE: Exchange._answer_as_engine,
     Do.BREAK: Exchange._break,
     Do.FINISH: Exchange._finish,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.router.logic.framing import Head, unchunk
+from twinpool.router.logic.opening import hidden_error, undecided
 
 if TYPE_CHECKING:
     import asyncio
@@ -129,14 +130,20 @@ class PrefillLeg(_Leg):
 
 
 class DecodeLeg(_Leg):
-    """Passes the answer of a decode worker on, piece by piece, until its exchange lets go of it."""
+    """Passes the answer of a decode worker on, piece by piece, until its exchange lets go of it.
 
-    __slots__ = ("_exchange", "_sent", "answered")
+    The head of an event stream is reported with the first event (:mod:`twinpool.router.logic.opening`).
+    """
+
+    __slots__ = ("_exchange", "_head", "_opening", "_sent", "answered")
 
     def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int) -> None:
         super().__init__(exchange.pool, endpoint, tokens)
         self._exchange: Exchange | None = exchange
         self._sent = 0.0
+        #: A head that waits for the first event, and what came of that.
+        self._head: Head | None = None
+        self._opening = b""
         self.answered = False
 
     def send(self, head: bytes, body: bytes) -> None:
@@ -151,19 +158,45 @@ class DecodeLeg(_Leg):
         if self._exchange is None:
             self.drop()
             return
-        if head.status < 500:
-            self._pool.breaker.succeeded(self.endpoint.id)
-        elif head.status == 503:
+        if head.status == 503:
             self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
-        self._exchange.decode_head(self, head)
+        elif head.status < 500:
+            self._pool.breaker.succeeded(self.endpoint.id)
+        if head.status == 200 and head.events and head.chunked:
+            self._head = head
+        else:
+            self._exchange.decode_head(self, head)
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece on untouched."""
-        if self._exchange is not None:
+        if self._head is not None:
+            self._open(data)
+        elif self._exchange is not None:
             self._exchange.decode_body(data)
+
+    def _open(self, data: bytes) -> None:
+        """Look at the first event, then report the head and it, or the error that it is."""
+        self._opening += data
+        if not undecided(self._opening):
+            self._report_head()
+
+    def _report_head(self) -> None:
+        head, opening = self._head, self._opening
+        self._head, self._opening = None, b""
+        if head is None or self._exchange is None:
+            return
+        error = hidden_error(opening)
+        if error is not None:
+            self._exchange.decode_hid_error(self, error)
+            return
+        self._exchange.decode_head(self, head)
+        self._exchange.decode_body(opening)
 
     def on_end(self) -> None:
         """Report the end."""
+        self._report_head()
+        if self.closed:
+            return
         self.close()
         if self._exchange is not None:
             self._exchange.decode_ended()

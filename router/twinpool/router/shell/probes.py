@@ -28,6 +28,10 @@ class Prober:
         """Whether the endpoint with this id answers."""
         return self._health.get(endpoint, Health()).admitted
 
+    def losses(self, endpoint: str) -> int:
+        """How often the endpoint with this id stopped answering."""
+        return self._health.get(endpoint, Health()).losses
+
     def watch(self, endpoints: Iterable[Endpoint]) -> None:
         """Probe these endpoints from now on, and no others."""
         wanted = {endpoint.id: endpoint for endpoint in endpoints}
