@@ -272,7 +272,7 @@ class Router:
 
     def __init__(self, config: RouterConfig, limits: Limits) -> None:
         self.loop = asyncio.get_running_loop()
-        self.pool = Pool(self.loop, config, limits, Random(1))  # noqa: S311
+        self.pool = Pool(self.loop, config, limits, Random(1))
         self.clients: set[ClientConnection] = set()
         #: Those in service; a test may take some out.
         self.engines: list[Engine] = []

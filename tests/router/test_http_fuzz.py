@@ -152,7 +152,7 @@ def test_a_head_is_understood_as_another_parser_does_or_refused(data: bytes) -> 
 @pytest.mark.parametrize("seed", range(40) if EXPLORE else range(4))
 async def test_no_bytes_of_a_client_leave_anything_behind(router, kit, seed):
     """Mutated requests over real sockets: every connection is answered in whole or closed, and the books are empty."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     good = (kit.post(kit.STREAM), kit.post(kit.PROMPT), *SEEDS)
     for _ in range(40):
         data = bytearray(b"".join(rng.choices(good, k=rng.randint(1, 3))))

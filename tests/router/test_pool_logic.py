@@ -24,7 +24,7 @@ from twinpool.router.logic.policy import choose, preferred
 
 
 def rng() -> random.Random:
-    return random.Random(0)  # noqa: S311
+    return random.Random(0)
 
 
 def endpoint(name: str, role: str = "decode", revision: str = "r", admitted: bool = True) -> Endpoint:

@@ -42,14 +42,14 @@ def test_a_revision_with_one_stage_gets_nothing() -> None:
 
 def test_requests_follow_the_shares() -> None:
     mixed = fleet(old=(2, 4), new=(1, 1))
-    weights, rng = shares(mixed), random.Random(7)  # noqa: S311
+    weights, rng = shares(mixed), random.Random(7)
     drawn = Counter(of_one_revision(mixed.prefill, weights, rng)[0].revision for _ in range(2000))
     assert drawn["new"] / 2000 == pytest.approx(weights["new"] / sum(weights.values()), abs=0.03)
 
 
 def test_one_revision_needs_no_draw() -> None:
     alone = fleet(old=(3, 1))
-    assert of_one_revision(alone.prefill, shares(alone), random.Random(1)) is alone.prefill  # noqa: S311
+    assert of_one_revision(alone.prefill, shares(alone), random.Random(1)) is alone.prefill
 
 
 @given(st.tuples(*[st.integers(0, 5)] * 4), st.randoms(use_true_random=False))

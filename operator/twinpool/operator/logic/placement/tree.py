@@ -1,0 +1,132 @@
+"""The domains of the nodes as a tree: made once for a set of nodes, never changed.
+
+Domains and nodes are numbered so that sums over them are lists. Number 0 is the cluster; a node is the leaf of its own
+path. Nodes are numbered by their names in natural order, so that equal input gives equal numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinpool.core.topology import Complaint, Path, Topology, paths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from twinpool.operator.logic.placement.model import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Domains by number: ``chain`` is all domains of a node from the cluster to its leaf."""
+
+    topology: Topology
+    nodes: tuple[Node, ...]
+    number: dict[str, int]
+    #: Level of each domain.
+    level: list[int]
+    #: Name of each domain, and the domain around it (-1 for the cluster).
+    name: list[str]
+    parent: list[int]
+    children: list[list[int]]
+    #: Leaf of each node, node of each leaf (-1 for other domains), and the domains from the cluster to each node.
+    leaf: list[int]
+    node: list[int]
+    chain: list[tuple[int, ...]]
+    #: Domains of each level.
+    at: list[list[int]]
+    complaints: tuple[Complaint, ...]
+
+    def common(self, nodes: Iterable[int]) -> int:
+        """Return the narrowest domain that holds all these nodes."""
+        chains = [self.chain[node] for node in set(nodes)]
+        shared = 0
+        for row in zip(*chains, strict=False):
+            if row.count(row[0]) < len(row):
+                break
+            shared = row[0]
+        return shared
+
+    def around(self, domain: int) -> tuple[int, ...]:
+        """Return a domain and those around it, the cluster first."""
+        found = []
+        while domain >= 0:
+            found.append(domain)
+            domain = self.parent[domain]
+        return tuple(reversed(found))
+
+    def covers(self, domain: int, level: int) -> bool:
+        """Return whether a domain stands for a level: it is of it, or the first narrower one where that is missing."""
+        return self.level[self.parent[domain]] < level <= self.level[domain] if domain else level == 0
+
+    def gain(self, domain: int) -> float:
+        """Return how much cheaper a byte is inside a domain than in the one around it."""
+        if not domain:
+            return 0.0
+        return self.topology.price(self.level[self.parent[domain]]) - self.topology.price(self.level[domain])
+
+    def cover(self, level: int) -> list[int]:
+        """Return the domains of a level, and for nodes that lie in none the next narrower one."""
+        return [domain for domain in range(len(self.level)) if self.covers(domain, level)]
+
+    def members(self, domain: int) -> list[int]:
+        """Return the nodes of a domain."""
+        if self.node[domain] >= 0:
+            return [self.node[domain]]
+        return [node for child in self.children[domain] for node in self.members(child)]
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural(name: str) -> tuple[tuple[str | int, ...], str]:
+    """Return a key that sorts ``node-10`` after ``node-9``; names that differ have different keys."""
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(name))), name
+
+
+def tree(topology: Topology, nodes: Iterable[Node]) -> Tree:
+    """Return the tree of these nodes."""
+    ordered = tuple(sorted(nodes, key=lambda node: natural(node.name)))
+    found, complaints = paths(topology, {node.name: node.labels for node in ordered})
+    made = Tree(
+        topology=topology,
+        nodes=ordered,
+        number={node.name: index for index, node in enumerate(ordered)},
+        level=[0],
+        name=["cluster"],
+        parent=[-1],
+        children=[[]],
+        leaf=[],
+        node=[-1],
+        chain=[],
+        at=[[0], *([] for _ in topology.levels[1:])],
+        complaints=tuple(complaints),
+    )
+    known: dict[tuple[int, int, str], int] = {}
+    for index, node in enumerate(ordered):
+        _add(made, known, index, found[node.name])
+    return made
+
+
+def _add(made: Tree, known: dict[tuple[int, int, str], int], index: int, path: Path) -> None:
+    domain, chain = 0, [0]
+    for level, name in enumerate(path[1:], 1):
+        if name is None:
+            continue
+        key = (domain, level, name)
+        if key not in known:
+            known[key] = len(made.level)
+            made.level.append(level)
+            made.name.append(name)
+            made.parent.append(domain)
+            made.children.append([])
+            made.node.append(-1)
+            made.children[domain].append(known[key])
+            made.at[level].append(known[key])
+        domain = known[key]
+        chain.append(domain)
+    made.node[domain] = index
+    made.leaf.append(domain)
+    made.chain.append(tuple(chain))
