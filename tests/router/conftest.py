@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from twinpool.core.protocol import RouterConfig
+from twinpool.router.logic.breaker import Breaker
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.settings import Limits
 from twinpool.router.shell import routes
@@ -295,6 +296,7 @@ class Router:
         await engine.start()
         self.engines.append(engine)
         self._owned.append(engine)
+        self.pool.breaker = Breaker()  # as if all had been there from the start: nobody starts slowly
         self.publish()
         return engine
 

@@ -298,31 +298,6 @@ async def test_a_client_that_leaves_between_the_hops_lets_decode_free_the_kv(rou
     await router.idle()
 
 
-async def test_a_thousand_aborts_leave_the_books_empty(make_router, kit):
-    router = await pool_of(make_router, prefills=2, decodes=2, policy="least-load")
-
-    async def dawdle(engine, seen):
-        await asyncio.sleep(0.001 * (len(engine.requests) % 7))
-        await kit.answer_normally(engine, seen)
-
-    for engine in router.engines:
-        engine.script = dawdle
-    gate = asyncio.Semaphore(50)
-
-    async def one(number):
-        async with gate:
-            client = await router.connect()
-            client.send(kit.post(kit.STREAM))
-            await asyncio.sleep(0.0007 * (number % 17))
-            (client.abort if number % 2 else client.close)()
-
-    await asyncio.gather(*(one(n) for n in range(1000)))
-    await kit.until(lambda: not router.clients, seconds=30)
-    await router.idle()
-    answer = await router.ask(kit.post(kit.STREAM))
-    assert answer.status == 200
-
-
 async def test_a_client_that_does_not_read_holds_its_worker_back(router, kit):
     sent = 0
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.router.logic import metrics
-from twinpool.router.logic.breaker import LONGEST_SECONDS, Breaker
+from twinpool.router.logic.breaker import LONGEST_SECONDS, SLOW_START_SECONDS, TRIAL_SECONDS, Breaker
 from twinpool.router.logic.endpoints import Endpoint, directory, endpoints_of_file, endpoints_of_workers, worker_of_pod
 from twinpool.router.logic.errors import Refusal, Refused, error_body, error_event
 from twinpool.router.logic.headers import forward
@@ -234,7 +234,7 @@ def test_the_books_balance_in_any_order(entries: list[tuple[int, int, bool]], or
 
 def test_suspicion_grows_ends_and_is_forgiven() -> None:
     breaker = Breaker()
-    breaker.succeeded("a")
+    breaker.succeeded("a", 0.0)
     assert "a" not in breaker.suspects(0.0)
     breaker.failed("a", 0.0)
     assert "a" in breaker.suspects(0.4)
@@ -243,11 +243,50 @@ def test_suspicion_grows_ends_and_is_forgiven() -> None:
         breaker.failed("a", 1.0)
     assert "a" in breaker.suspects(1.0 + LONGEST_SECONDS - 0.1)
     assert "a" not in breaker.suspects(1.0 + LONGEST_SECONDS + 0.1)
-    breaker.succeeded("a")
+    breaker.succeeded("a", 1.0)
     assert "a" not in breaker.suspects(1.1)
     breaker.failed("b", 1.0)
-    breaker.keep({"a"})
+    breaker.keep({"a"}, (), 1.0)
     assert not breaker.suspects(1.0)
+
+
+def avoided_times(breaker: Breaker, endpoint: str, now: float, tries: int = 1000) -> int:
+    rng = random.Random(1)
+    return sum(endpoint in breaker.avoided(now, rng) for _ in range(tries))
+
+
+def test_one_request_at_a_time_tries_a_suspect() -> None:
+    breaker, rng = Breaker(), random.Random(1)
+    breaker.failed("a", 0.0)
+    breaker.chosen("a", 0.1)
+    assert "a" in breaker.avoided(0.4, rng), "a choice in need is no trial"
+    assert "a" not in breaker.avoided(0.6, rng)
+    breaker.chosen("a", 0.6)
+    assert "a" in breaker.avoided(0.7, rng), "others wait for what comes of the trial"
+    assert "a" not in breaker.avoided(0.6 + TRIAL_SECONDS, rng), "but not for ever"
+    breaker.chosen("other", 0.7)
+    breaker.failed("a", 0.8)
+    assert "a" in breaker.avoided(0.8 + 0.9, rng), "twice as long as before"
+
+
+def test_shares_grow_after_a_failure_and_for_newcomers() -> None:
+    breaker = Breaker()
+    breaker.failed("a", 0.0)
+    breaker.succeeded("a", 1.0)
+    assert 850 < avoided_times(breaker, "a", 1.0) < 950
+    assert 350 < avoided_times(breaker, "a", 2.0) < 550
+    assert avoided_times(breaker, "a", 3.1) == 0
+    breaker.keep({"a", "b"}, ("a",), 10.0)
+    assert avoided_times(breaker, "a", 10.0) == 0, "those that are there at the start do not start slowly"
+    breaker.keep({"a", "b"}, ("a", "b"), 20.0)
+    assert avoided_times(breaker, "a", 20.0) == 0
+    assert 850 < avoided_times(breaker, "b", 20.0) < 950
+    assert avoided_times(breaker, "b", 20.0 + SLOW_START_SECONDS) == 0
+    breaker.keep({"a", "b"}, ("a",), 31.0)
+    breaker.keep({"a", "b"}, ("a", "b"), 32.0)
+    breaker.failed("b", 32.0)
+    assert avoided_times(breaker, "b", 40.0) == 0, "a failure is not paid for twice"
+    breaker.keep({"a"}, ("a",), 41.0)
 
 
 def test_health() -> None:

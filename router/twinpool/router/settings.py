@@ -29,6 +29,11 @@ class Limits:
     linger: float = 2.0
     connect_timeout: float = 3.0
     prefill_timeout: float = 120.0
+    #: Until the first event of a stream, and until an answer in one piece: engines queue requests for minutes.
+    first_token_timeout: float = 300.0
+    answer_timeout: float = 3600.0
+    #: Between two pieces of an answer that has begun.
+    stall_timeout: float = 60.0
     #: Engines close an idle connection after 5 s (uvicorn); one that idled longer than this is not used again.
     upstream_idle: float = 3.0
     upstream_idle_connections: int = 256

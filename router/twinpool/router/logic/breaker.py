@@ -1,43 +1,91 @@
-"""Endpoints that just failed, and for how long others are preferred.
+"""Endpoints that just failed or just came: for how long others are preferred, and how they get their share back.
 
-Suspicion is short and never final: a suspect is still used when nothing else is left, and one success clears it. Being
-taken out for good is Kubernetes' and the health probe's business.
+Nothing here is final: what is avoided is still used when nothing else is left, and being taken out for good is
+Kubernetes' and the health probe's business. After a failure an endpoint is avoided for a time that doubles while it
+fails; then one request at a time tries it. After a success its share grows again, and so does that of a newcomer beside
+others: a cold engine that gets its full share at once fails again.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container
+    from collections.abc import Collection, Container, Iterable
+    from random import Random
 
 FIRST_SECONDS: Final = 0.5
 LONGEST_SECONDS: Final = 10.0
+#: A trial that has not ended after this many seconds no longer keeps others from trying.
+TRIAL_SECONDS: Final = 5.0
+#: How long a newcomer's share grows; after a failure it grows for :data:`RECOVERY` times the time of being avoided.
+SLOW_START_SECONDS: Final = 10.0
+RECOVERY: Final = 4
+#: The share with which a slow start begins.
+FIRST_SHARE: Final = 0.1
+
+
+@dataclass(slots=True)
+class _Suspect:
+    #: Until when it is avoided altogether, or until when a trial keeps others away.
+    until: float
+    #: How long it was avoided the last time.
+    seconds: float
 
 
 class Breaker:
-    """Suspicion by endpoint id; times in seconds on the caller's clock. Both legs of a handoff feed it."""
+    """Opinions by endpoint id, fed by both legs; times in seconds on the caller's clock.
+
+    An endpoint has one role, so these are opinions by endpoint and role.
+    """
 
     def __init__(self) -> None:
-        self._suspects: dict[str, tuple[float, float]] = {}
+        self._suspects: dict[str, _Suspect] = {}
+        #: Since when the share of an endpoint grows, and for how many seconds.
+        self._growing: dict[str, tuple[float, float]] = {}
+        self._admitted: frozenset[str] = frozenset()
 
     def failed(self, endpoint: str, now: float) -> None:
-        """Suspect ``endpoint``, twice as long as the last time in a row."""
-        _, last = self._suspects.get(endpoint, (0.0, FIRST_SECONDS / 2))
-        seconds = min(2 * last, LONGEST_SECONDS)
-        self._suspects[endpoint] = (now + seconds, seconds)
+        """Avoid ``endpoint``, twice as long as the last time in a row."""
+        suspect = self._suspects.setdefault(endpoint, _Suspect(now, FIRST_SECONDS / 2))
+        suspect.seconds = min(2 * suspect.seconds, LONGEST_SECONDS)
+        suspect.until = now + suspect.seconds
+        self._growing.pop(endpoint, None)
 
-    def succeeded(self, endpoint: str) -> None:
-        """Clear ``endpoint``."""
-        if self._suspects:
-            self._suspects.pop(endpoint, None)
+    def succeeded(self, endpoint: str, now: float) -> None:
+        """Trust ``endpoint`` again, with a share that grows."""
+        if self._suspects and (suspect := self._suspects.pop(endpoint, None)) is not None:
+            self._growing[endpoint] = (now, min(RECOVERY * suspect.seconds, SLOW_START_SECONDS))
 
-    def suspects(self, now: float) -> Collection[str]:
-        """Return the ids that are suspect now."""
-        if not self._suspects:
+    def chosen(self, endpoint: str, now: float) -> None:
+        """A request goes to ``endpoint``: if it is suspect, this is its trial, and others wait for what comes of it."""
+        if self._suspects and (suspect := self._suspects.get(endpoint)) is not None and suspect.until <= now:
+            suspect.until = now + TRIAL_SECONDS
+
+    def avoided(self, now: float, rng: Random) -> Collection[str]:
+        """Return the ids that this request should not go to if another one is left."""
+        if not self._suspects and not self._growing:
             return ()
-        return {endpoint for endpoint, (until, _) in self._suspects.items() if until > now}
+        avoided = self.suspects(now)
+        for endpoint, (since, seconds) in list(self._growing.items()):
+            share = FIRST_SHARE + (1 - FIRST_SHARE) * (now - since) / seconds
+            if share >= 1:
+                del self._growing[endpoint]
+            elif rng.random() >= share:
+                avoided.add(endpoint)
+        return avoided
 
-    def keep(self, known: Container[str]) -> None:
-        """Forget endpoints that no longer exist."""
-        self._suspects = {endpoint: value for endpoint, value in self._suspects.items() if endpoint in known}
+    def suspects(self, now: float) -> set[str]:
+        """Return the ids that are avoided altogether."""
+        return {endpoint for endpoint, suspect in self._suspects.items() if suspect.until > now}
+
+    def keep(self, known: Container[str], admitted: Iterable[str], now: float) -> None:
+        """Forget endpoints that no longer exist; those admitted now beside others start slowly."""
+        admitted = frozenset(admitted)
+        if self._admitted:
+            self._growing.update((new, (now, SLOW_START_SECONDS)) for new in admitted - self._admitted)
+        self._admitted = admitted
+        for book in (self._suspects, self._growing):
+            for gone in [endpoint for endpoint in book if endpoint not in known]:
+                del book[gone]

@@ -25,6 +25,11 @@ FAMILIES: Final[dict[str, tuple[str, Labels, str]]] = {
         "Requests that could be split: remote (prefilled elsewhere), local (decode did all of it, and why) or failed.",
     ),
     "twinpool_router_retries_total": ("counter", ("role",), "Legs sent again to another worker."),
+    "twinpool_router_worker_failures_total": (
+        "counter",
+        ("role", "kind"),
+        "Legs that failed: connect, lost (connection), status (5xx), timeout (no first token), stall (in the answer).",
+    ),
     "twinpool_router_client_aborts_total": ("counter", ("phase",), "Clients that left before their answer's end."),
     "twinpool_router_broken_streams_total": ("counter", (), "Answers cut by a worker's death."),
     "twinpool_router_time_to_first_token_seconds": (
@@ -37,6 +42,11 @@ FAMILIES: Final[dict[str, tuple[str, Labels, str]]] = {
     "twinpool_router_tokens_in_flight": ("gauge", ("endpoint", "role"), "Estimated tokens of those legs."),
     "twinpool_router_handoffs_unpulled": ("gauge", ("endpoint", "role"), "Prefilled handoffs with KV not pulled."),
     "twinpool_router_endpoint_admitted": ("gauge", ("endpoint", "role"), "1 when requests may be sent to the worker."),
+    "twinpool_router_endpoint_suspect": (
+        "gauge",
+        ("endpoint", "role"),
+        "Data processes that avoid the worker after failures.",
+    ),
     "twinpool_router_clients": ("gauge", (), "Open client connections."),
     "twinpool_router_data_process_restarts_total": ("counter", (), "Data processes replaced."),
     "twinpool_router_discovery_synced": ("gauge", (), "1 while the list of workers follows its source."),

@@ -68,6 +68,8 @@ class Request:
     #: Estimates for the ledger.
     prompt_tokens: int
     output_tokens: int
+    #: The answer comes as events.
+    stream: bool = False
 
 
 def read(route: Route, body: bytes) -> Request:
@@ -96,6 +98,7 @@ def read(route: Route, body: bytes) -> Request:
         splittable=split_by_route and _one_sequence(fields) and (route is Route.CHAT or _one_prompt(fields)),
         prompt_tokens=len(body) // _BYTES_PER_TOKEN + 1,
         output_tokens=_output_tokens(fields) if split_by_route else 0,
+        stream="stream" in fields and bytes(fields["stream"]) == b"true",
     )
 
 

@@ -165,6 +165,8 @@ class ClientConnection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """End the connection when its time is over."""
+        if self._exchange is not None:
+            self._exchange.sweep(now)
         if now < self.deadline:
             return
         if self._exchange is None and not self._ended and (self._parser.in_head or self._parser.in_body):

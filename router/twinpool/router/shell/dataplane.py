@@ -38,6 +38,8 @@ class DataProcess:
         """Return what was counted, with the gauges of this moment."""
         numbers = self.pool.numbers
         numbers.values["twinpool_router_clients"] = {(): float(len(self._clients))}
+        suspects = (self.pool.directory.known[endpoint] for endpoint in self.pool.suspects())
+        numbers.values["twinpool_router_endpoint_suspect"] = {(e.pod, e.role): 1.0 for e in suspects}
         return channel.Report(number, numbers, self.pool.ledger.items())
 
     async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

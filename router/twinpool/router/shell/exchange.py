@@ -126,6 +126,17 @@ class Exchange:
         if self._decode is not None and self._decode.upstream is not None:
             self._decode.upstream.resume_reading()
 
+    def sweep(self, now: float) -> None:
+        """Look after a decode worker that has fallen silent."""
+        limits = self.pool.limits
+        if self._decode is None:
+            return
+        if self._state.phase is Phase.RELAY:
+            self._decode.sweep(now, limits.stall_timeout)
+        elif self._state.phase is Phase.WAIT:
+            # An answer in one piece comes when all of it is done.
+            self._decode.sweep(now, limits.first_token_timeout if self._call.request.stream else limits.answer_timeout)
+
     # What the legs report.
 
     def prefill_failed(self, reason: str) -> None:
@@ -249,7 +260,7 @@ class Exchange:
         leg = self._decode
         assert leg is not None
         body = decode_body(self._call.request, params)
-        leg.send(self._head(leg.endpoint, self._call.forwarded.decode, body), body)
+        leg.send(self._head(leg.endpoint, self._call.forwarded.decode, body), body, handed_off=params is not None)
 
     def _head(self, endpoint: Endpoint, forwarded: bytes, body: bytes) -> bytes:
         return b"POST %b HTTP/1.1\r\nHost: %b:%d\r\nContent-Length: %d\r\n%b\r\n" % (

@@ -44,7 +44,7 @@ class _Leg:
         self._task = None
         if upstream is None:
             self.close()
-            self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+            self._pool.failed(self.endpoint, "connect")
             failed()
         else:
             self.upstream = upstream
@@ -106,21 +106,21 @@ class PrefillLeg(_Leg):
         self.close()
         body = b"".join(self._pieces)
         if head.status < 500:
-            self._pool.breaker.succeeded(self.endpoint.id)
+            self._pool.succeeded(self.endpoint)
         else:
-            self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+            self._pool.failed(self.endpoint, "status")
         self._pool.numbers.observe("twinpool_router_prefill_leg_seconds", self._pool.clock() - self._started)
         self._exchange.prefill_ended(self, head.status, unchunk(body) if head.chunked else body)
 
     def on_lost(self, fill: bytes | None) -> None:  # noqa: ARG002 - nobody sees this answer
         """Report the loss."""
         self.close()
-        self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+        self._pool.failed(self.endpoint, "lost")
         self._exchange.prefill_failed("connection_lost")
 
     def _late(self) -> None:
         self.drop()
-        self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+        self._pool.failed(self.endpoint, "timeout")
         self._exchange.prefill_failed("timeout")
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class DecodeLeg(_Leg):
     The head of an event stream is reported with the first event (:mod:`twinpool.router.logic.opening`).
     """
 
-    __slots__ = ("_exchange", "_head", "_opening", "_sent", "answered")
+    __slots__ = ("_exchange", "_head", "_kind", "_moved", "_moved_at", "_opening", "_sent", "answered", "handed_off")
 
     def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int) -> None:
         super().__init__(exchange.pool, endpoint, tokens)
@@ -145,11 +145,18 @@ class DecodeLeg(_Leg):
         self._head: Head | None = None
         self._opening = b""
         self.answered = False
+        self.handed_off = False
+        #: What a loss is counted as.
+        self._kind = "lost"
+        #: Whether something came since the last sweep, and when the sweep last saw that.
+        self._moved = False
+        self._moved_at = 0.0
 
-    def send(self, head: bytes, body: bytes) -> None:
+    def send(self, head: bytes, body: bytes, handed_off: bool) -> None:
         """Send the leg over the open connection."""
         if self.upstream is not None:
-            self._sent = self._pool.loop.time()
+            self.handed_off = handed_off
+            self._sent = self._moved_at = self._pool.loop.time()
             self.upstream.send(self, head, body)
 
     def on_head(self, head: Head) -> None:
@@ -158,17 +165,22 @@ class DecodeLeg(_Leg):
         if self._exchange is None:
             self.drop()
             return
-        if head.status == 503:
-            self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
-        elif head.status < 500:
-            self._pool.breaker.succeeded(self.endpoint.id)
         if head.status == 200 and head.events and head.chunked:
             self._head = head
-        else:
-            self._exchange.decode_head(self, head)
+            return
+        self._judge(head.status)
+        self._exchange.decode_head(self, head)
+
+    def _judge(self, status: int) -> None:
+        """Feed the breaker; a 500 to a handoff says more about prefill and the way from there than about decode."""
+        if status < 500:
+            self._pool.succeeded(self.endpoint)
+        elif status == 503 or not self.handed_off:
+            self._pool.failed(self.endpoint, "status")
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece on untouched."""
+        self._moved = True
         if self._head is not None:
             self._open(data)
         elif self._exchange is not None:
@@ -186,6 +198,7 @@ class DecodeLeg(_Leg):
         if head is None or self._exchange is None:
             return
         error = hidden_error(opening)
+        self._judge(200 if error is None else error.status)
         if error is not None:
             self._exchange.decode_hid_error(self, error)
             return
@@ -201,10 +214,18 @@ class DecodeLeg(_Leg):
         if self._exchange is not None:
             self._exchange.decode_ended()
 
+    def sweep(self, now: float, longest: float) -> None:
+        """Give the worker up when nothing came for ``longest`` seconds, unless it is the client that takes nothing."""
+        if self._moved or self.upstream is None or self.upstream.paused:
+            self._moved, self._moved_at = False, now
+        elif now - self._moved_at > longest:
+            self._kind = "stall" if self.answered else "timeout"
+            self.upstream.give_up()
+
     def on_lost(self, fill: bytes | None) -> None:
         """Report the loss."""
         self.close()
-        self._pool.breaker.failed(self.endpoint.id, self._pool.loop.time())
+        self._pool.failed(self.endpoint, self._kind)
         if self._exchange is not None:
             self._exchange.decode_lost(fill)
 

@@ -50,9 +50,11 @@ class Pool:
 
     def update(self, known: Iterable[Endpoint]) -> None:
         """Replace the endpoints."""
+        known = tuple(known)
         self.directory = endpoints.directory(known)
         self._shares = share.shares(self.directory)
-        self.breaker.keep(self.directory.known)
+        admitted = (endpoint.id for endpoint in known if endpoint.admitted)
+        self.breaker.keep(self.directory.known, admitted, self.loop.time())
         self.connections.sweep(set(self.directory.known))
 
     def choose_prefill(self, tried: Collection[str]) -> Endpoint | None:
@@ -83,8 +85,24 @@ class Pool:
         return self.directory.decode_by_revision.get(revision, ())
 
     def _choose(self, candidates: Iterable[Endpoint], turn: int) -> Endpoint:
-        suspects = self.breaker.suspects(self.loop.time())
+        now = self.loop.time()
+        avoided = self.breaker.avoided(now, self.rng)
         usable = tuple(candidates)
-        if suspects:
-            usable = tuple(policy.preferred(usable, suspects))
-        return policy.choose(self.config.policy, usable, self.ledger, turn, self.rng)
+        if avoided:
+            usable = tuple(policy.preferred(usable, avoided))
+        chosen = policy.choose(self.config.policy, usable, self.ledger, turn, self.rng)
+        self.breaker.chosen(chosen.id, now)
+        return chosen
+
+    def suspects(self) -> Iterable[str]:
+        """Return the ids of endpoints that are avoided after failures."""
+        return self.breaker.suspects(self.loop.time()) & self.directory.known.keys()
+
+    def failed(self, endpoint: Endpoint, kind: str) -> None:
+        """A leg to ``endpoint`` failed; ``kind`` is a label of ``twinpool_router_worker_failures_total``."""
+        self.breaker.failed(endpoint.id, self.loop.time())
+        self.numbers.add("twinpool_router_worker_failures_total", (endpoint.role, kind))
+
+    def succeeded(self, endpoint: Endpoint) -> None:
+        """A leg to ``endpoint`` was answered."""
+        self.breaker.succeeded(endpoint.id, self.loop.time())

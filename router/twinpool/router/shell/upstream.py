@@ -41,7 +41,7 @@ class Leg(Protocol):
 class Upstream(asyncio.Protocol):
     """One connection to one engine."""
 
-    __slots__ = ("_body", "_buffer", "_keep", "_leg", "_owner", "endpoint", "idle_since", "transport")
+    __slots__ = ("_body", "_buffer", "_keep", "_leg", "_owner", "endpoint", "idle_since", "paused", "transport")
 
     def __init__(self, owner: Connections, endpoint: Endpoint) -> None:
         self._owner = owner
@@ -52,6 +52,7 @@ class Upstream(asyncio.Protocol):
         self._body: Body | None = None
         self._buffer = b""
         self._keep = True
+        self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep dead peers from holding a request for ever: unanswered keep-alive probes end the connection."""
@@ -130,11 +131,17 @@ class Upstream(asyncio.Protocol):
             if exc is None and self._body is not None and self._body.until_close:
                 self._complete(reusable=False)
             else:
-                self._lose(self._body.fill() if self._body is not None else None)
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Close at once and tell the leg that its answer will not be completed."""
+        self._lose(self._body.fill() if self._body is not None else None)
 
     def _complete(self, reusable: bool) -> None:
         leg, self._leg = cast("Leg", self._leg), None
         if reusable:
+            if self.paused:  # by the end of this answer, for a client that takes it slowly
+                self.resume_reading()
             self._owner.give_back(self)
         else:
             self.transport.close()
@@ -147,10 +154,12 @@ class Upstream(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Take nothing more from the engine until :meth:`resume_reading`."""
+        self.paused = True
         self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on reading."""
+        self.paused = False
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
