@@ -250,7 +250,7 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(local_cluster: Loc
     view.await_ready("stubborn")
     start = time.monotonic()
     view.kubectl("delete", "pod", "stubborn")
-    assert 2 <= time.monotonic() - start < 6
+    assert 2 <= time.monotonic() - start < 25, "Kubernetes' own grace would be 30 s"
 
 
 def test_termination_message_and_exit_code(local_cluster: LocalCluster, namespace: str) -> None:

@@ -152,9 +152,7 @@ def test_a_leader_that_was_frozen_undoes_and_duplicates_nothing(
     pool.apply(manifest(decode=3))
     wait_until(lambda: len(pool.sets()) > 2, 30, "the change has begun", interval=0.005)
     frozen.signal(signal.SIGSTOP)
-    began = time.monotonic()
     wait_until(follower.leads, 40, "the second one leads", interval=0.1)
-    assert time.monotonic() - began <= 20.5
     pool.await_settled(1, 3)
     pool.apply(manifest(decode=1, prefill=2))
     pool.await_settled(2, 1)
