@@ -15,7 +15,7 @@ class WaitTimeout(AssertionError):
     """The condition did not come true in time; the message holds what was seen last."""
 
 
-def wait_until(condition: Callable[[], T], timeout: float, what: str, *, interval: float = 0.1) -> T:
+def wait_until(condition: Callable[[], T], timeout: float, what: str, *, interval: float | None = None) -> T:
     """Call ``condition`` until its result is true, and return that result.
 
     Parameters
@@ -23,7 +23,8 @@ def wait_until(condition: Callable[[], T], timeout: float, what: str, *, interva
     condition:
         What is looked at. An exception counts as "not yet" and is shown when time is up.
     timeout, interval:
-        Seconds in all and between two looks.
+        Seconds in all and between two looks. Without an interval, looks are 0.1 to 1 s apart and take a third of
+        the time at most: what is waited for needs the processor too, and a look may be a start of kubectl.
     what:
         What is waited for, for the error message.
 
@@ -35,6 +36,7 @@ def wait_until(condition: Callable[[], T], timeout: float, what: str, *, interva
     deadline = time.monotonic() + timeout
     while True:
         seen: object
+        began = time.monotonic()
         try:
             result = condition()
             if result:
@@ -44,4 +46,6 @@ def wait_until(condition: Callable[[], T], timeout: float, what: str, *, interva
             seen = f"{type(error).__name__}: {error}"
         if time.monotonic() >= deadline:
             raise WaitTimeout(f"{what}: not after {timeout:g} s; last seen: {seen!r}")
-        time.sleep(interval)
+        now = time.monotonic()
+        pause = min(max(0.1, 2 * (now - began)), 1.0) if interval is None else interval
+        time.sleep(max(0.0, min(pause, deadline - now)))
