@@ -189,6 +189,12 @@ CASES: list[Case] = [
     ),
     Case(".spec.model.name", {"model": {"name": "org/m-1.0_x:y"}}, {"model": {"name": "-m"}}, ("spec.model.name",)),
     Case(
+        ".spec.model.aliases[]",
+        {"model": {"name": "m", "aliases": ["a", "org/b:1"]}},
+        {"model": {"name": "m", "aliases": ["a", "-b"]}},
+        ("spec.model.aliases", "letters, digits"),
+    ),
+    Case(
         ".spec.model.source",
         {"model": {"name": "m", "source": "file:///data/m"}},
         {"model": {"name": "m", "source": "s3://bucket/m"}},

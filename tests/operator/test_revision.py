@@ -74,6 +74,7 @@ def test_scaling_and_routing_start_no_rollout(make_pool: Make, prefill: int, dec
         {"decode": {"startupTimeout": "30m", "parallelism": {"tensor": 1}, "podTemplate": {}, "engine": {"args": []}}},
         {"engine": {"kind": "vllm", "python": "python3", "imagePullSecrets": []}, "handoff": {"connector": "nixl"}},
         {"handoff": {"onPrefillFailure": "fail"}},
+        {"model": {"name": "acme/model", "aliases": ["small"]}},
         {"prefill": {"resources": {"gpu": {"perNode": 8}, "shm": "8Gi"}, "scheduling": {"nodeSelector": {}}}},
     ],
 )

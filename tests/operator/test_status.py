@@ -9,7 +9,7 @@ import pytest
 
 from twinpool.operator.logic.observed import ContainerView, Refusal, Termination, timestamp
 from twinpool.operator.logic.plan import plan
-from twinpool.operator.logic.router_objects import endpoint, router_config
+from twinpool.operator.logic.router_objects import endpoint, router_config, router_objects
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.logic.status import ratio, unreadable
 
@@ -228,12 +228,30 @@ def test_the_endpoint_names_an_odd_port(make_pool: Make) -> None:
     assert endpoint(make_pool({"routing": {"service": {"port": 8080}}})) == "http://demo-router.team.svc:8080"
 
 
+def test_secrets_of_the_routers_are_mounted_where_they_look(make_pool: Make) -> None:
+    routing = {"auth": {"secretRef": {"name": "api-keys"}}, "tls": {"secretRef": {"name": "front"}}}
+    pool = make_pool({"routing": routing})
+    (deployment,) = (body for body in router_objects(pool, Settings(), 0) if body["kind"] == "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    assert [(v["name"], v["secret"]["secretName"]) for v in spec["volumes"]] == [("keys", "api-keys"), ("tls", "front")]
+    mounts = spec["containers"][0]["volumeMounts"]
+    assert [(m["name"], m["mountPath"]) for m in mounts] == [("keys", "/twinpool-keys"), ("tls", "/twinpool-tls")]
+    assert all(mount["readOnly"] for mount in mounts)
+    assert (router_config(pool).auth, router_config(pool).tls) == (True, True)
+    assert endpoint(pool) == "https://demo-router.team.svc:80"
+    assert endpoint(make_pool({"routing": {**routing, "service": {"port": 443}}})) == "https://demo-router.team.svc"
+    plain = next(body for body in router_objects(make_pool(), Settings(), 0) if body["kind"] == "Deployment")
+    assert "volumes" not in plain["spec"]["template"]["spec"]
+
+
 def test_what_the_routers_are_told(make_pool: Make) -> None:
     assert router_config(make_pool()).on_prefill_failure == "retry-then-local"
     routing, handoff = {"policy": "random"}, {"onPrefillFailure": "fail"}
     told = router_config(make_pool({"prefill": {"drainTimeout": "10m"}, "routing": routing, "handoff": handoff}))
     assert told.on_prefill_failure == "fail"
     assert (told.models, told.disaggregated, told.connector) == (("acme/model",), True, "nixl")
+    aliased = make_pool({"model": {"name": "acme/model", "aliases": ["small", "gpt-4o"]}})
+    assert router_config(aliased).models == ("acme/model", "small", "gpt-4o")
     assert (told.policy, told.drain_timeout) == ("random", 615.0)
     alone = router_config(make_pool(prefill=None))
     assert (alone.disaggregated, alone.connector) == (False, None)

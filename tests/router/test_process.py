@@ -196,6 +196,41 @@ async def test_a_worker_that_goes_is_taken_out_and_comes_back(program, kit):
     assert [identity.partition("+")[2] for identity in ids] == ["", "1"], "it is another engine now"
 
 
+async def test_keys_are_taken_up_while_it_runs(program, kit, tmp_path):
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    await program.start("--workers", "2", "--api-keys", str(keys))
+    await ready(program)
+
+    async def answered_with(wanted):
+        async with asyncio.timeout(30):
+            while True:
+                client = await program.connect()
+                client.send(kit.post(kit.STREAM, headers=f"Authorization: Bearer {'k' * 32}\r\n"))
+                found = (await client.answer()).status
+                client.close()
+                if found == wanted:
+                    return
+                await asyncio.sleep(0.05)
+
+    await answered_with(401)
+    (keys / "team-a").write_text("k" * 32)
+    await answered_with(200)
+    (keys / "team-a").unlink()
+    await answered_with(401)
+
+
+async def test_a_certificate_that_is_none_is_said_in_one_line(program, tmp_path):
+    program.process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "twinpool.router", "--port", str(program.port), "--admin-port", str(program.admin_port),
+        "--endpoints", str(program.endpoints), "--model", "m", "--tls", str(tmp_path), stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, said = await asyncio.wait_for(program.process.communicate(), 20)
+    assert program.process.returncode == 2
+    assert b"kubernetes.io/tls" in said
+    assert b"Traceback" not in said
+
+
 async def test_an_endpoint_list_that_cannot_be_read_is_said_in_one_line(program):
     program.endpoints.unlink()
     program.process = await asyncio.create_subprocess_exec(

@@ -143,6 +143,8 @@ def test_the_model_and_the_estimates() -> None:
     assert read(Route.CHAT, b'{"model":null,"max_tokens":7}').output_tokens == 7
     assert read(Route.CHAT, b'{"max_tokens":"many"}').output_tokens == 256
     assert read(Route.CHAT, b"{}").model is None
+    assert read(Route.RESPONSES, b'{"max_output_tokens":9}').output_tokens == 9
+    assert read(Route.MESSAGES, b'{"max_tokens":8}').output_tokens == 8
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,30 @@ async def test_pass_through_routes_go_to_decode(router, kit):
     assert not prefill.requests
 
 
+async def test_an_alias_reaches_the_engine_as_the_models_name(router, kit):
+    body = b'{"prompt":"hello", "model" : "other","max_tokens":5,"top_p":1.0e-0}'
+    assert (await router.ask(kit.post(body))).status == 200
+    for engine in router.engines:
+        assert engine.requests[0].json["model"] == "m"
+    assert router.engines[1].requests[0].body.startswith(b'{"prompt":"hello","model":"m","max_tokens":5,"top_p":1.0e-0')
+    models = await router.ask(b"GET /v1/models HTTP/1.1\r\nHost: r\r\n\r\n")
+    assert [(entry["id"], entry["root"]) for entry in models.json["data"]] == [("m", "m"), ("other", "m")]
+
+
+async def test_responses_and_messages_are_served_whole_and_stored_ones_refused(router, kit):
+    prefill, decode = router.engines
+    for path in ("/v1/responses", "/v1/messages"):
+        body = {"model": "m", "input": "x", "store": False, "previous_response_id": None}
+        answer = await router.ask(kit.post(body, path))
+        assert answer.json == {"served_by": "decode-0"}
+        assert decode.requests[-1].json == body
+    assert not prefill.requests
+    for name, value in (("store", True), ("previous_response_id", "r1"), ("background", True), ("conversation", "c")):
+        answer = await router.ask(kit.post({"model": "m", "input": "x", name: value}, "/v1/responses"))
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "stateless", name)
+    assert len(decode.requests) == 2
+
+
 async def test_an_aggregated_pool_sends_whole_requests(make_router, kit):
     router = await make_router(disaggregated=False, connector=None)
     decode = await router.engine("decode")

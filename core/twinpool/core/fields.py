@@ -68,3 +68,16 @@ class Part(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore", protected_namespaces=()
     )
+
+
+class SecretReference(Part):
+    """A Secret of the pool's namespace."""
+
+    name: Name = Field(description="Name of the Secret.")
+
+
+#: Anything else of a pod.
+PodTemplate = Annotated[
+    dict[str, Any],
+    Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
+]

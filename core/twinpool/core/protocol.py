@@ -82,6 +82,10 @@ POD_INFO_DIRECTORY = "/twinpool-pod"
 LEADER_FILE = f"{POD_INFO_DIRECTORY}/leader"
 NODE_RANK_ENV = "TWINPOOL_NODE_RANK"
 
+#: Where a router pod finds the Secrets of ``routing.auth`` and ``routing.tls``.
+ROUTER_KEYS_DIRECTORY = "/twinpool-keys"
+ROUTER_TLS_DIRECTORY = "/twinpool-tls"
+
 #: Environment variables that carry the JSON of :class:`WorkerConfig` and :class:`RouterConfig`.
 WORKER_CONFIG_ENV = "TWINPOOL_WORKER"
 ROUTER_CONFIG_ENV = "TWINPOOL_ROUTER"
@@ -205,7 +209,7 @@ class RouterConfig:
 
     pool: str
     namespace: str
-    #: Model ids that clients may ask for; the first one is the engine's own served name.
+    #: Model ids that clients may ask for; the first one is the engine's own served name, which engines are asked for.
     models: tuple[str, ...]
     #: True when prefill and decode are separate roles; False routes whole requests to decode workers.
     disaggregated: bool = True
@@ -213,6 +217,10 @@ class RouterConfig:
     on_prefill_failure: OnPrefillFailure = "retry-then-local"
     policy: Literal["least-load", "round-robin", "random"] = "least-load"
     drain_timeout: float = 300.0
+    #: Clients need an API key of :data:`ROUTER_KEYS_DIRECTORY`.
+    auth: bool = False
+    #: HTTPS with the certificate in :data:`ROUTER_TLS_DIRECTORY`.
+    tls: bool = False
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

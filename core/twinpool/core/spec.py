@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from twinpool.core import protocol
-from twinpool.core.fields import ByteSize, CpuCores, Duration, Name, Part, rule, rules
+from twinpool.core.fields import ByteSize, CpuCores, Duration, Part, PodTemplate, SecretReference, rule, rules
 from twinpool.core.objectives import Objectives as Objectives
 from twinpool.core.ratio import Ratio as Ratio
 from twinpool.core.rollout import Rollout as Rollout
+from twinpool.core.routing import Routing as Routing
 from twinpool.core.status import Condition as Condition
 from twinpool.core.status import InferencePoolStatus as InferencePoolStatus
 from twinpool.core.status import RoleStatus as RoleStatus
@@ -28,10 +29,13 @@ MAX_LIST = 64
 MAX_ARGUMENT = 2048
 
 
-class SecretReference(Part):
-    """A Secret of the pool's namespace."""
-
-    name: Name = Field(description="Name of the Secret.")
+_MODEL_ID = rules(
+    rule(
+        "self.matches('^[A-Za-z0-9][A-Za-z0-9._/:-]*$')",
+        "must start with a letter or digit and hold letters, digits and . _ / : - only",
+    )
+)
+Alias = Annotated[str, Field(min_length=1, max_length=253, json_schema_extra=_MODEL_ID)]
 
 
 class Model(Part):
@@ -51,12 +55,13 @@ class Model(Part):
         min_length=1,
         max_length=253,
         description="Model id that clients ask for; without a source it is also the id on the Hugging Face hub.",
-        json_schema_extra=rules(
-            rule(
-                "self.matches('^[A-Za-z0-9][A-Za-z0-9._/:-]*$')",
-                "must start with a letter or digit and hold letters, digits and . _ / : - only",
-            )
-        ),
+        json_schema_extra=_MODEL_ID,
+    )
+    aliases: tuple[Alias, ...] = Field(
+        (),
+        max_length=16,
+        description="Other ids that clients may ask for; the routers put the name in their place, so a change restarts "
+        "no worker.",
     )
     source: str | None = Field(
         None,
@@ -225,12 +230,6 @@ class Scheduling(Part):
     runtime_class_name: str | None = Field(None, min_length=1, max_length=253, description="Runtime class of the pods.")
 
 
-PodTemplate = Annotated[
-    dict[str, Any],
-    Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
-]
-
-
 #: GPUs of one replica, in CEL.
 _RANKS = "self.parallelism.tensor * self.parallelism.pipeline"
 
@@ -291,36 +290,6 @@ class Handoff(Part):
         description="What becomes of a prompt that a prefill worker did not read: retry-then-local (another prefill "
         "worker, then the decode worker reads it itself), local (the decode worker at once), or fail (another prefill "
         "worker, then HTTP 503, so that decode latency never pays for lost prefill workers).",
-    )
-
-
-class RouterService(Part):
-    """The Service in front of the routers."""
-
-    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="Type of the Service.")
-    port: int = Field(protocol.SERVICE_PORT, ge=1, le=65535, description="Port of the Service.")
-    annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Annotations of the Service.")
-
-
-class RouterResources(Part):
-    """What one router pod gets."""
-
-    cpu: CpuCores = Field("1", description="CPU cores requested, as a string.")
-    memory: ByteSize = Field("512Mi", description="Memory requested, which is also the limit.")
-
-
-class Routing(Part):
-    """The HTTP endpoint."""
-
-    replicas: int = Field(1, ge=0, le=64, description="Router pods.")
-    policy: Literal["least-load", "round-robin", "random"] = Field(
-        "least-load",
-        description="How a worker is chosen: least-load (fewest admitted tokens), round-robin or random.",
-    )
-    service: RouterService = Field(default_factory=RouterService, description="The Service in front of the routers.")
-    resources: RouterResources = Field(default_factory=RouterResources, description="What one router pod gets.")
-    pod_template: PodTemplate = Field(
-        default_factory=dict, description="Anything else of the router pods, merged last."
     )
 
 

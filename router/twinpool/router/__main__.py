@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from twinpool.core.errors import InvalidValue, TwinpoolError
-from twinpool.core.protocol import ROUTER_ADMIN_PORT, ROUTER_CONFIG_ENV, ROUTER_PORT, RouterConfig
+from twinpool.core.protocol import (
+    ROUTER_ADMIN_PORT,
+    ROUTER_CONFIG_ENV,
+    ROUTER_KEYS_DIRECTORY,
+    ROUTER_PORT,
+    ROUTER_TLS_DIRECTORY,
+    RouterConfig,
+)
 from twinpool.router.settings import Limits, Settings
 from twinpool.router.shell.control import Control, listen
+from twinpool.router.shell.secrets import Certificate
 
 if TYPE_CHECKING:
     import socket
@@ -51,6 +59,8 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         "--lame-duck", type=float, default=3.0, metavar="SECONDS",
         help="how long connections are still taken after SIGTERM (default: %(default)s)",
     )  # fmt: skip
+    result.add_argument("--api-keys", metavar="DIRECTORY", help="one file for each key: a client must send one of them")
+    result.add_argument("--tls", metavar="DIRECTORY", help="tls.crt and tls.key: serve HTTPS")
     result.add_argument("--max-body-bytes", type=int, default=Limits().body, help="default: 64 MiB")
     return result
 
@@ -89,6 +99,8 @@ def settings(arguments: argparse.Namespace, environment: Mapping[str, str]) -> S
         workers=arguments.workers,
         endpoints=arguments.endpoints,
         lame_duck=arguments.lame_duck,
+        keys=arguments.api_keys or (ROUTER_KEYS_DIRECTORY if config.auth else None),
+        tls=arguments.tls or (ROUTER_TLS_DIRECTORY if config.tls else None),
         limits=Limits(body=body, bodies=max(Limits().bodies, 2 * body)),
     )
 
@@ -99,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         chosen = settings(arguments, os.environ)
+        if chosen.tls is not None:
+            Certificate(chosen.tls)  # said once here, not by every data process again and again
         with listen(chosen.host, chosen.port) as listener:
             uvloop.run(_run(chosen, listener))
     except TwinpoolError as error:

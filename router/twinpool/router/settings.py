@@ -54,4 +54,7 @@ class Settings:
     endpoints: str | None = None
     #: How long new connections are still taken after SIGTERM: load balancers need a moment to look elsewhere.
     lame_duck: float = 3.0
+    #: Directories of a mounted Secret: API keys by name, and ``tls.crt`` with ``tls.key``. None: not wanted.
+    keys: str | None = None
+    tls: str | None = None
     limits: Limits = field(default_factory=Limits)

@@ -19,6 +19,7 @@ Body = dict[str, Any]
 
 #: An unprivileged user without an entry in any image.
 _USER = 65532
+_HTTPS_PORT = 443
 
 
 def router_objects(pool: InferencePool, settings: Settings, last_serial: int) -> list[Body]:
@@ -38,20 +39,23 @@ def router_config(pool: InferencePool) -> RouterConfig:
     return RouterConfig(
         pool=pool.metadata.name,
         namespace=pool.metadata.namespace,
-        models=(pool.spec.model.name,),
+        models=(pool.spec.model.name, *pool.spec.model.aliases),
         disaggregated=disaggregated,
         connector=pool.spec.handoff.connector if disaggregated else None,
         on_prefill_failure=pool.spec.handoff.on_prefill_failure,
         policy=pool.spec.routing.policy,
         drain_timeout=float(router_drain(pool)),
+        auth=pool.spec.routing.auth is not None,
+        tls=pool.spec.routing.tls is not None,
     )
 
 
 def endpoint(pool: InferencePool) -> str:
     """Return the pool's URL inside the cluster."""
     port = pool.spec.routing.service.port
-    suffix = "" if port == protocol.SERVICE_PORT else f":{port}"
-    return f"http://{names.child_name(pool, names.ROUTER)}.{pool.metadata.namespace}.svc{suffix}"
+    scheme, usual = ("http", protocol.SERVICE_PORT) if pool.spec.routing.tls is None else ("https", _HTTPS_PORT)
+    suffix = "" if port == usual else f":{port}"
+    return f"{scheme}://{names.child_name(pool, names.ROUTER)}.{pool.metadata.namespace}.svc{suffix}"
 
 
 def _object(pool: InferencePool, api_version: str, kind: str, content: Body) -> Body:
@@ -108,6 +112,7 @@ def _deployment(pool: InferencePool, settings: Settings) -> Body:
             },
             "serviceAccountName": names.child_name(pool, names.ROUTER),
             "terminationGracePeriodSeconds": router_grace(pool),
+            **({"volumes": volumes} if (volumes := _volumes(pool)) else {}),
         },
     }
     template = enforced(merge(ours, pool.spec.routing.pod_template), ours)
@@ -120,8 +125,23 @@ def _deployment(pool: InferencePool, settings: Settings) -> Body:
     return _object(pool, "apps/v1", "Deployment", {"spec": spec})
 
 
+def _secrets(pool: InferencePool) -> list[tuple[str, str, str]]:
+    """Return name of the volume, name of the Secret and where it is mounted."""
+    routing = pool.spec.routing
+    wanted = (
+        ("keys", routing.auth, protocol.ROUTER_KEYS_DIRECTORY),
+        ("tls", routing.tls, protocol.ROUTER_TLS_DIRECTORY),
+    )
+    return [(name, block.secret_ref.name, path) for name, block, path in wanted if block is not None]
+
+
+def _volumes(pool: InferencePool) -> list[Body]:
+    return [{"name": name, "secret": {"secretName": secret}} for name, secret, _ in _secrets(pool)]
+
+
 def _container(pool: InferencePool, settings: Settings) -> Body:
     resources = pool.spec.routing.resources
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, _, path in _secrets(pool)]
     return {
         "name": protocol.ROUTER_CONTAINER,
         "image": settings.router_image,
@@ -142,6 +162,7 @@ def _container(pool: InferencePool, settings: Settings) -> Body:
         },
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        **({"volumeMounts": mounts} if mounts else {}),
     }
 
 

@@ -12,6 +12,7 @@ from twinpool.core.errors import TwinpoolError
 
 _TYPES = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
     408: "invalid_request_error",

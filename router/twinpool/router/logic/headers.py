@@ -22,6 +22,8 @@ _OURS: Final = frozenset({
 _GUARDED_PREFIXES: Final = (b"x-data-parallel-", b"x-prefiller-", b"x-kv-")
 #: The prefill leg's answer is read here, not by the client.
 _NOT_FOR_PREFILL: Final = frozenset({b"accept-encoding"})
+#: What lets a client in here is no engine's business.
+_KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,12 @@ class Forwarded:
     decode: bytes
 
 
-def forward(headers: Sequence[Header], new_id: bytes) -> Forwarded:
-    """Return what to send on of ``headers`` (names in lower case); ``new_id`` stands in for an id that is not sane."""
-    request_id, hop_names = new_id, _OURS
+def forward(headers: Sequence[Header], new_id: bytes, *, hide_keys: bool = False) -> Forwarded:
+    """Return what to send on of ``headers`` (names in lower case); ``new_id`` stands in for an id that is not sane.
+
+    ``hide_keys`` says that the client's API key was for this router.
+    """
+    request_id, hop_names = new_id, _OURS | _KEYS if hide_keys else _OURS
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             request_id = value

@@ -8,7 +8,7 @@ unknown fields, the order of fields and the spelling of numbers survive. What a 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -36,6 +36,7 @@ _NOT_FOR_PREFILL: Final = frozenset({"max_tokens", "max_completion_tokens", "min
 
 #: Assumed answer length where the client gives no limit, in tokens; only the ledger uses it.
 _DEFAULT_OUTPUT: Final = 256
+_OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _BYTES_PER_TOKEN: Final = 4
 _FALSY: Final = (b"null", b"false")
 _ONE_OR_NULL: Final = (b"null", b"1")
@@ -49,9 +50,15 @@ class Route(Enum):
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
     EMBEDDINGS = "/v1/embeddings"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
+
+
+#: Routes that write tokens but are served whole: their bodies have no place for the parameters of a handoff.
+_GENERATING: Final = frozenset({Route.RESPONSES, Route.MESSAGES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ def read(route: Route, body: bytes) -> Request:
     Raises
     ------
     Refused
-        When the body is not a JSON object in UTF-8, or its ``model`` is not a string.
+        When the body is not a JSON object in UTF-8, its ``model`` is not a string, or it wants a stored response.
     """
     try:
         fields = _split(body)
@@ -90,6 +97,8 @@ def read(route: Route, body: bytes) -> Request:
         raise Refused(Refusal(400, "invalid_json", message)) from None
     if _strip(fields):
         body = _join(fields)
+    if route is Route.RESPONSES:
+        _refuse_stored(fields)
     split_by_route = route is Route.CHAT or route is Route.COMPLETIONS
     return Request(
         body=body,
@@ -97,9 +106,23 @@ def read(route: Route, body: bytes) -> Request:
         model=_model(fields),
         splittable=split_by_route and _one_sequence(fields) and (route is Route.CHAT or _one_prompt(fields)),
         prompt_tokens=len(body) // _BYTES_PER_TOKEN + 1,
-        output_tokens=_output_tokens(fields) if split_by_route else 0,
+        output_tokens=_output_tokens(fields) if split_by_route or route in _GENERATING else 0,
         stream="stream" in fields and bytes(fields["stream"]) == b"true",
     )
+
+
+def with_model(request: Request, model: str) -> Request:
+    """Return the request for another model id than the client's."""
+    fields = {**request.fields, "model": msgspec.Raw(json.dumps(model).encode())}
+    return replace(request, body=_join(fields), fields=fields, model=model)
+
+
+def _refuse_stored(fields: Fields) -> None:
+    """Refuse what needs an answer that was kept: each worker keeps its own, and the next request may go to another."""
+    for name in ("previous_response_id", "conversation", "background", "store"):
+        if name in fields and bytes(fields[name]) not in _FALSY:
+            message = f"This pool keeps no responses: send all of the input, and no {name!r}."
+            raise Refused(Refusal(400, "stateless", message, param=name))
 
 
 def prefill_body(request: Request) -> bytes:
@@ -204,7 +227,7 @@ def _one_prompt(fields: Fields) -> bool:
 
 
 def _output_tokens(fields: Fields) -> int:
-    for name in ("max_completion_tokens", "max_tokens"):
+    for name in _OUTPUT_LIMITS:
         digits = bytes(fields[name]) if name in fields else b""
         if digits.isdigit() and len(digits) < 9:
             return int(digits)

@@ -22,6 +22,14 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     """The first message to a data process."""
 
     settings: Settings
+    #: Names and digests of the API keys; None where nobody needs one.
+    keys: tuple[tuple[str, bytes], ...] | None = None
+
+
+class Keys(msgspec.Struct, tag=True, frozen=True):
+    """The API keys from now on."""
+
+    keys: tuple[tuple[str, bytes], ...]
 
 
 class Endpoints(msgspec.Struct, tag=True, frozen=True):
@@ -51,7 +59,7 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     loads: list[tuple[str, Load]]
 
 
-Down = Hello | Endpoints | Ask | Drain
+Down = Hello | Endpoints | Keys | Ask | Drain
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(Down).decode

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from twinpool.router.logic.ledger import Load
-    from twinpool.router.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +27,9 @@ _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
 class Child:
     """One data process; it is replaced for ever, until :meth:`drain`."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, greeting: Callable[[], channel.Endpoints]) -> None:
-        self._settings = settings
+    def __init__(
+        self, listener: socket.socket, greeting: Callable[[], tuple[channel.Hello, channel.Endpoints]]
+    ) -> None:
         self._listener = listener
         self._greeting = greeting
         self._writer: asyncio.StreamWriter | None = None
@@ -68,8 +68,8 @@ class Child:
                 sys.executable, "-P", "-m", "twinpool.router.shell.dataplane", *map(str, numbers), pass_fds=numbers
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        channel.send(self._writer, channel.Hello(self._settings))
-        channel.send(self._writer, self._greeting())
+        for message in self._greeting():
+            channel.send(self._writer, message)
         if self._draining:
             self.drain(0.0, 0.0)
         while (data := await channel.receive(reader)) is not None:

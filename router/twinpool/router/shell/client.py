@@ -13,11 +13,15 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 from twinpool.router.logic.errors import Refusal, Refused, error_body
+from twinpool.router.logic.keys import UNKNOWN_KEY
 from twinpool.router.shell import routes
 from twinpool.router.shell.exchange import Exchange
 from twinpool.router.shell.parsing import Incoming, RequestParser
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twinpool.router.logic.headers import Header
     from twinpool.router.shell.pool import Pool
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -43,7 +47,7 @@ class ClientConnection(asyncio.Protocol):
         self._clients = clients
         self._models = models
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._parser = RequestParser(pool.limits, self._reserve)
+        self._parser = RequestParser(pool.limits, self._reserve, self._admit if pool.keyring is not None else None)
         self._exchange: Exchange | None = None
         self._pending: deque[Incoming] = deque()
         self._pending_bytes = 0
@@ -214,7 +218,13 @@ class ClientConnection(asyncio.Protocol):
         pool = self._pool
         try:
             call = routes.dispatch(
-                incoming, pool.config, models=self._models, draining=pool.draining, now=pool.clock(), new_id=request_id
+                incoming,
+                pool.config,
+                models=self._models,
+                draining=pool.draining,
+                now=pool.clock(),
+                new_id=request_id,
+                hide_keys=pool.keyring is not None,
             )
         except Refused as error:
             self._send_refusal(error.refusal, request_id)
@@ -273,6 +283,8 @@ class ClientConnection(asyncio.Protocol):
             self._resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
+        elif self._refusal is None:
+            self._transport.close()  # TLS says itself that the answer is complete
 
     def _refuse_and_end(self, refusal: Refusal) -> None:
         self._close = True
@@ -288,6 +300,8 @@ class ClientConnection(asyncio.Protocol):
             extra += b"Retry-After: %d\r\n" % refusal.retry_after
         if refusal.allow is not None:
             extra += b"Allow: %b\r\n" % refusal.allow.encode()
+        if refusal.status == 401:
+            extra += b"WWW-Authenticate: Bearer\r\n"
         self._send(refusal.status, error_body(refusal), request_id, extra)
         self._count(refusal.status)
 
@@ -318,6 +332,13 @@ class ClientConnection(asyncio.Protocol):
                 self.deadline = self._now() + limits.head_timeout
         else:
             self.deadline = self._now() + (limits.body_timeout if self._parser.in_body else limits.idle_timeout)
+
+    def _admit(self, target: bytes, headers: Sequence[Header]) -> str | Refusal:
+        """Ask for the API key before a body is held for somebody who has none."""
+        keyring = self._pool.keyring
+        if keyring is None or routes.path_of(target) == routes.HEALTH:
+            return ""
+        return keyring.name_of(headers) or UNKNOWN_KEY
 
     def _reserve(self, size: int) -> bool:
         if self._pool.body_bytes + size > self._pool.limits.bodies:

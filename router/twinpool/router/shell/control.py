@@ -23,6 +23,7 @@ from twinpool.router.shell.admin import JSON, METRICS, AdminServer
 from twinpool.router.shell.children import Child
 from twinpool.router.shell.discovery import PodWatch, follow_file
 from twinpool.router.shell.probes import Prober
+from twinpool.router.shell.secrets import read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
+#: Kubernetes itself needs up to a minute until a changed Secret is in the pod.
+_KEYS_SECONDS = 2.0
 #: Data processes that did not end by themselves this long after the drain time are killed.
 _KILL_SECONDS = 5.0
 
@@ -74,7 +77,8 @@ class Control:
         self._synced = False
         self._stopping = asyncio.Event()
         self._prober = Prober(self._publish)
-        self._children = [Child(settings, listener, self._snapshot) for _ in range(settings.workers)]
+        self._keys = None if settings.keys is None else read_keys(settings.keys)
+        self._children = [Child(listener, self._greeting) for _ in range(settings.workers)]
         self._questions = 0
 
     async def run(self) -> None:
@@ -91,6 +95,7 @@ class Control:
             loop.add_signal_handler(number, self._stopping.set)
         admin = await self._start_admin()
         discovery = asyncio.ensure_future(self._discover())
+        secrets = asyncio.ensure_future(self._follow_keys())
         children = [asyncio.ensure_future(child.run()) for child in self._children]
         stop = asyncio.ensure_future(self._stopping.wait())
         log.info("serving pool %s on %s:%d", settings.config.pool, settings.host, settings.port)
@@ -105,9 +110,9 @@ class Control:
             for child in self._children:
                 child.kill()
             self._prober.close()
-            for task in (discovery, stop, *children):
+            for task in (discovery, secrets, stop, *children):
                 task.cancel()
-            await asyncio.gather(discovery, stop, *children, return_exceptions=True)
+            await asyncio.gather(discovery, secrets, stop, *children, return_exceptions=True)
             admin.close()
 
     async def _start_admin(self) -> asyncio.Server:
@@ -138,6 +143,26 @@ class Control:
         # The last holder's close refuses connections; while one is open, they would wait for nobody.
         asyncio.get_running_loop().call_later(lame_duck, self._listener.close)
         await asyncio.wait(children, timeout=max(lame_duck, timeout) + _KILL_SECONDS)
+
+    # API keys.
+
+    def _greeting(self) -> tuple[channel.Hello, channel.Endpoints]:
+        return channel.Hello(self._settings, self._keys), self._snapshot()
+
+    async def _follow_keys(self) -> None:
+        """Read the keys again every few seconds; those that cannot be read any more stay."""
+        while self._settings.keys is not None:
+            await asyncio.sleep(_KEYS_SECONDS)
+            try:
+                keys = read_keys(self._settings.keys)
+            except InvalidValue as error:
+                log.warning("keeping the API keys: %s", error)
+                continue
+            if keys != self._keys:
+                self._keys = keys
+                log.info("there are %d API keys now", len(keys))
+                for child in self._children:
+                    child.tell(channel.Keys(keys))
 
     # Endpoints.
 

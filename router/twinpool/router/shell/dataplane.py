@@ -17,19 +17,25 @@ from random import Random
 
 import uvloop
 
+from twinpool.router.logic.keys import Keyring
 from twinpool.router.shell import channel, routes
 from twinpool.router.shell.client import ClientConnection
 from twinpool.router.shell.pool import Pool
+from twinpool.router.shell.secrets import Certificate
 
 _REPORT_SECONDS = 1.0
 _BACKLOG = 1024
+_HANDSHAKE_SECONDS = 10.0
 
 
 class DataProcess:
     """Clients, the pool, and the channel to the control process."""
 
-    def __init__(self, pool: Pool, server: asyncio.Server, clients: set[ClientConnection]) -> None:
+    def __init__(
+        self, pool: Pool, server: asyncio.Server, clients: set[ClientConnection], certificate: Certificate | None
+    ) -> None:
         self.pool = pool
+        self._certificate = certificate
         self._server = server
         self._clients = clients
         self._done = asyncio.Event()
@@ -49,6 +55,8 @@ class DataProcess:
             match channel.decode_down(data):
                 case channel.Endpoints(endpoints):
                     self.pool.update(endpoints)
+                case channel.Keys(keys):
+                    self.pool.keyring = Keyring(keys, os.urandom(16))
                 case channel.Ask(number):
                     channel.send(writer, self.report(number))
                 case channel.Drain(lame_duck, timeout) if draining is None:
@@ -65,6 +73,8 @@ class DataProcess:
             for client in list(self._clients):
                 client.sweep(now)
             self.pool.connections.sweep(set(self.pool.directory.known))
+            if self._certificate is not None:
+                self._certificate.refresh()
             channel.send(writer, self.report())
 
     async def _drain(self, lame_duck: float, longest: float) -> None:
@@ -104,10 +114,19 @@ async def serve(listener: socket.socket, control: socket.socket) -> None:
     assert isinstance(hello, channel.Hello)
     settings = hello.settings
     pool = Pool(loop, settings.config, settings.limits, Random())  # noqa: S311 - spreads load, keeps no secret
+    if hello.keys is not None:
+        pool.keyring = Keyring(hello.keys, os.urandom(16))
+    certificate = Certificate(settings.tls) if settings.tls is not None else None
     models = routes.models_answer(settings.config, int(time.time()))
     clients: set[ClientConnection] = set()
-    server = await loop.create_server(lambda: ClientConnection(pool, clients, models), sock=listener, backlog=_BACKLOG)
-    process = DataProcess(pool, server, clients)
+    server = await loop.create_server(
+        lambda: ClientConnection(pool, clients, models),
+        sock=listener,
+        backlog=_BACKLOG,
+        ssl=None if certificate is None else certificate.context,
+        ssl_handshake_timeout=None if certificate is None else _HANDSHAKE_SECONDS,
+    )
+    process = DataProcess(pool, server, clients, certificate)
     channel.send(writer, process.report())
     gc.collect()
     gc.freeze()

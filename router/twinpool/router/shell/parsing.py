@@ -7,6 +7,7 @@ refusals of what this router does not do. After a refusal nothing more of that c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +16,6 @@ import httptools
 from twinpool.router.logic.errors import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from twinpool.router.logic.headers import Header
     from twinpool.router.settings import Limits
 
@@ -36,12 +35,20 @@ class Incoming:
     headers: tuple[Header, ...]
     body: bytes
     keep_alive: bool
+    #: Name of the client's API key; empty where none is needed.
+    key: str = ""
+
+
+#: Looks at a request's target and headers before its body is read; returns the name of the client's key, or why not.
+Admit = Callable[[bytes, Sequence["Header"]], "str | Refusal"]
 
 
 class RequestParser:
     """Parses one connection. ``reserve(n)`` asks for room for n more bytes of bodies and says whether there is any."""
 
-    def __init__(self, limits: Limits, reserve: Callable[[int], bool]) -> None:
+    def __init__(self, limits: Limits, reserve: Callable[[int], bool], admit: Admit | None = None) -> None:
+        self._admit = admit
+        self._key = ""
         self._limits = limits
         self._reserve = reserve
         self._parser = httptools.HttpRequestParser(self)
@@ -134,6 +141,12 @@ class RequestParser:
                 self.wants_continue = True
             else:
                 self._refuse(Refusal(417, "expectation", "The only Expect that is understood is 100-continue."))
+        if self._admit is not None and self._refusal is None:
+            admitted = self._admit(self._target, self._headers)
+            if isinstance(admitted, Refusal):
+                self._refuse(admitted)
+            else:
+                self._key = admitted
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
@@ -163,6 +176,7 @@ class RequestParser:
                     tuple(self._headers),
                     body,
                     self._parser.should_keep_alive(),
+                    self._key,
                 )
             )
         self._body, self._headers = [], []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from twinpool.core.protocol import RouterConfig
     from twinpool.router.logic.endpoints import Directory, Endpoint
+    from twinpool.router.logic.keys import Keyring
     from twinpool.router.settings import Limits
 
 
@@ -42,6 +43,8 @@ class Pool:
         self.numbers = Numbers()
         self.connections = Connections(loop, limits)
         self.draining = False
+        #: None where nobody needs an API key.
+        self.keyring: Keyring | None = None
         #: Bytes of request bodies held.
         self.body_bytes = 0
         # Copies of a router that all began with the first worker would all meet there.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from twinpool.router.logic.errors import Refusal, Refused
 from twinpool.router.logic.headers import forward
-from twinpool.router.logic.request import Route, read
+from twinpool.router.logic.request import Route, read, with_model
 from twinpool.router.shell.exchange import Call
 
 if TYPE_CHECKING:
@@ -46,12 +46,23 @@ def path_of(target: bytes) -> bytes:
 
 def models_answer(config: RouterConfig, created: int) -> bytes:
     """Return the body of ``GET /v1/models``; ``created`` is in seconds since the epoch."""
-    data = [{"id": name, "object": "model", "created": created, "owned_by": "twinpool"} for name in config.models]
+    root = config.models[0]
+    data = [
+        {"id": name, "object": "model", "created": created, "owned_by": "twinpool", "root": root}
+        for name in config.models
+    ]
     return json.dumps({"object": "list", "data": data}, separators=(",", ":")).encode()
 
 
 def dispatch(
-    incoming: Incoming, config: RouterConfig, *, models: bytes, draining: bool, now: float, new_id: bytes
+    incoming: Incoming,
+    config: RouterConfig,
+    *,
+    models: bytes,
+    draining: bool,
+    now: float,
+    new_id: bytes,
+    hide_keys: bool = False,
 ) -> Answer | Call:
     """Decide what to do with a request.
 
@@ -71,9 +82,11 @@ def dispatch(
         known = ", ".join(repr(name) for name in config.models)
         message = f"The model {request.model[:256]!r} does not exist. This pool serves {known}."
         raise Refused(Refusal(404, "model_not_found", message, param="model"))
+    if request.model is not None and request.model != config.models[0]:
+        request = with_model(request, config.models[0])
     query = incoming.target.partition(b"?")
     target = path + query[1] + query[2]
-    return Call(route, target, forward(incoming.headers, new_id), request, now)
+    return Call(route, target, forward(incoming.headers, new_id, hide_keys=hide_keys), request, now)
 
 
 def _own(path: bytes, method: bytes, models: bytes, draining: bool) -> Answer:

@@ -1,0 +1,59 @@
+"""The ``routing`` block of a pool: the HTTP endpoint, who may ask, and what its pods get."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from twinpool.core import protocol
+from twinpool.core.fields import ByteSize, CpuCores, Part, PodTemplate, SecretReference
+
+
+class RouterService(Part):
+    """The Service in front of the routers."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="Type of the Service.")
+    port: int = Field(protocol.SERVICE_PORT, ge=1, le=65535, description="Port of the Service.")
+    annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Annotations of the Service.")
+
+
+class RouterResources(Part):
+    """What one router pod gets."""
+
+    cpu: CpuCores = Field("1", description="CPU cores requested, as a string.")
+    memory: ByteSize = Field("512Mi", description="Memory requested, which is also the limit.")
+
+
+class Auth(Part):
+    """Who may ask."""
+
+    secret_ref: SecretReference = Field(
+        description="Secret whose entries are API keys by client name, each a key of at least 16 characters or "
+        "sha256: and its digest in hexadecimal; changes are taken up while the routers run."
+    )
+
+
+class Tls(Part):
+    """HTTPS at the routers."""
+
+    secret_ref: SecretReference = Field(
+        description="Secret of type kubernetes.io/tls; a renewed certificate is taken up while the routers run."
+    )
+
+
+class Routing(Part):
+    """The HTTP endpoint."""
+
+    replicas: int = Field(1, ge=0, le=64, description="Router pods.")
+    policy: Literal["least-load", "round-robin", "random"] = Field(
+        "least-load",
+        description="How a worker is chosen: least-load (fewest admitted tokens), round-robin or random.",
+    )
+    auth: Auth | None = Field(None, description="API keys that clients must send; without it everybody may ask.")
+    tls: Tls | None = Field(None, description="HTTPS at the routers; without it they speak HTTP.")
+    service: RouterService = Field(default_factory=RouterService, description="The Service in front of the routers.")
+    resources: RouterResources = Field(default_factory=RouterResources, description="What one router pod gets.")
+    pod_template: PodTemplate = Field(
+        default_factory=dict, description="Anything else of the router pods, merged last."
+    )
