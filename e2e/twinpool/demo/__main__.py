@@ -104,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "up":
                 up(given.engine, given.name, sys.stdout.isatty() if given.keep is None else given.keep)
             case "down":
-                clusters.stop(given.name, Progress())
+                was_running = clusters.stop(given.name, Progress())
+                print(f"cluster {given.name}: {'stopped' if was_running else 'was not running'}")
             case _:
                 prepare()
     except TwinpoolError as error:
