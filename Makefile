@@ -71,5 +71,5 @@ requirements: setup ## compile the pinned lists again from pyproject.toml
 	    --no-emit-index-url --no-emit-find-links --extra $$extra pyproject.toml -o requirements/$$extra.txt; done
 
 clean: ## remove what was made inside the repository (the cache outside it stays; its path is printed)
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov dist
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov dist
 	@echo "kept: $(CACHE) (built control plane, installed engine, models)"
