@@ -62,7 +62,7 @@ fix: setup ## format, and mend what ruff can mend
 generate: setup ## write the generated files again
 	@$(VENV)/bin/twinpool crd > $(CRD).new && mv $(CRD).new $(CRD)
 
-bench: setup ## measure one part beside its baseline: NAME=router|worker|operator [QUICK=1] [OUT=file.json]
+bench: setup ## measure one part beside its baseline: NAME=router|worker|operator|placement [QUICK=1] [OUT=file.json]
 	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))
 
 requirements: setup ## compile the pinned lists again from pyproject.toml

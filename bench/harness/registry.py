@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 #: Names that will exist once their part does, so that the answer to them can say so.
 COMING = {
-    "placement": "placement's benchmark comes with placement",
     "scaling": "scaling's benchmark comes with scaling",
 }
 

@@ -66,18 +66,18 @@ def small(random: Random) -> Case:
     size = random.choice((2, 4, 8))
     nodes: list[Node] = []
     for block in range(random.randint(1, 2)):
-        for rack in range(random.randint(1, 3)):
+        for rack in range(random.randint(1, 4)):
             cliques = random.random() < 0.6
-            for _ in range(random.randint(1, 3)):
+            for _ in range(random.randint(1, 4)):
                 if len(nodes) < 12:
                     held = random.choice((0, 0, 0, 1, size // 2, size))
                     clique = f"c{block}{rack}{random.randint(0, 1)}" if cliques else None
                     nodes.append(node(f"n{len(nodes)}", f"b{block}", f"r{block}{rack}", clique, size, held))
     groups: list[Gang] = []
     constraints = {}
-    for index in range(random.randint(1, 3)):
+    for index in range(random.choice((1, 2, 2, 3))):
         name, gpus = f"p{index}", random.choice([count for count in (1, 2, 4, 8) if count <= size])
-        pods = random.choice((1, 1, 1, 2, 3, 4)) if gpus == size else 1
+        pods = random.choice((1, 1, 1, 1, 2, 3, 4)) if gpus == size else 1
         unit = random.choice([count for count in (1, 2, 3, 4) if pods % count == 0])
         prefill, decode = random.choice(((0, 1), (0, 3), (1, 1), (1, 2), (1, 3), (2, 2), (2, 1)))
         groups += pool(name, prefill, decode, gpus, pods, unit, prefill_gpus=random.choice((gpus, max(1, gpus // 2))))
@@ -89,3 +89,21 @@ def small(random: Random) -> Case:
             spread=random.choice(("rack", "host", "block")),
         )
     return Case(tuple(groups), tuple(nodes), constraints)
+
+
+def large(random: Random, nodes: int = 5000, pools: int = 200, gangs: int = 16, used: float = 0.6) -> Case:
+    """Return a cluster of nodes with 8 GPUs, 8 nodes to a rack and 16 racks to a block, part of them used by others.
+
+    ``pools`` ask for one prefill and three decode groups of 8 GPUs each, ``gangs`` for 32 GPUs in one group.
+    """
+    made = []
+    for index in range(nodes):
+        block, rack = index // 128, index // 8
+        held = 8 if random.random() < used * 0.85 else random.choice((0, 0, 1, 2, 4)) if random.random() < used else 0
+        made.append(node(f"n{index}", f"b{block}", f"r{rack}", None, 8, held, f"z{block % 3}"))
+    groups: list[Gang] = []
+    for index in range(pools):
+        groups += pool(f"p{index}", 1, 3, 8)
+    for index in range(gangs):
+        groups += pool(f"g{index}", 0, 1, 8, pods=4)
+    return Case(tuple(groups), tuple(made), {group.pool: Constraints() for group in groups})

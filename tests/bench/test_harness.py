@@ -93,7 +93,7 @@ def test_numbers_have_three_digits(value, shown):
     assert report.number(value) == shown
 
 
-@pytest.mark.parametrize("name", ["placement", "nonsense"])
+@pytest.mark.parametrize("name", ["scaling", "nonsense"])
 def test_an_unknown_benchmark_is_named_with_those_that_exist(name, capsys):
     assert command.main([name]) == 2
     assert "worker" in capsys.readouterr().err

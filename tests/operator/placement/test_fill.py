@@ -40,6 +40,11 @@ def test_a_group_stays_within_the_narrowest_domain_that_holds_it() -> None:
     assert placed(board([group], nodes), group) == ["n2", "n3"]
 
 
+def test_two_pods_of_a_group_may_share_a_node() -> None:
+    (group,) = pool("p", 0, 1, 4, pods=2)
+    assert placed(board([group], [node("n1", "b", "r", None, 8)]), group) == ["n1", "n1"]
+
+
 def test_one_of_many_racks_that_look_alike_is_tried() -> None:
     (group,) = pool("p", 0, 1, 8, pods=2)
     nodes = [node(f"n{n}", "b", f"r{n // 3}", None, 8) for n in range(300)]

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.placement.cases import Case, small
@@ -21,18 +21,21 @@ from twinpool.operator.logic.placement.tree import tree
 if TYPE_CHECKING:
     from twinpool.operator.logic.placement.model import Assignment
 
+few = settings(max_examples=20)
 cases = st.integers(0, 2**32).map(lambda seed: small(Random(seed)))
 
 
 def answer(case: Case) -> Assignment:
-    return place(case.groups, case.nodes, case.placed, case.topology, case.constraints)
+    return place(case.groups, case.nodes, case.placed, case.topology, case.constraints, effort=500)
 
 
+@few
 @given(cases)
 def test_groups_are_whole_within_capacity_and_where_they_must_be(case: Case) -> None:
     assert violations(case, answer(case)) == []
 
 
+@few
 @given(cases, st.randoms(use_true_random=False))
 def test_equal_input_gives_equal_output_whatever_the_order_of_nodes(case: Case, random: Random) -> None:
     shuffled = list(case.nodes)
@@ -40,6 +43,7 @@ def test_equal_input_gives_equal_output_whatever_the_order_of_nodes(case: Case, 
     assert answer(case) == answer(dataclasses.replace(case, nodes=tuple(shuffled)))
 
 
+@few
 @given(cases)
 def test_what_has_a_place_keeps_it(case: Case) -> None:
     first = answer(case)
@@ -48,6 +52,7 @@ def test_what_has_a_place_keeps_it(case: Case) -> None:
     assert set(again.short) == set(first.short)
 
 
+@few
 @given(cases, st.randoms(use_true_random=False))
 def test_without_a_node_only_the_groups_on_it_move(case: Case, random: Random) -> None:
     first = answer(case)
@@ -59,6 +64,7 @@ def test_without_a_node_only_the_groups_on_it_move(case: Case, random: Random) -
             assert again.places[name] == nodes
 
 
+@few
 @given(cases)
 def test_the_running_sums_are_the_objective(case: Case) -> None:
     weights, domains = Weights(), tree(case.topology, case.nodes)

@@ -34,6 +34,8 @@ class Gpus:
             for domain in chain:
                 self.size[domain] += size[index]
                 self.used[domain] += size[index] - free[index]
+        #: GPUs of the largest domain of each level.
+        self.most = [max((self.size[domain] for domain in domains), default=0) for domains in tree.at]
 
     def delta(self, domain: int, count: int) -> float:
         """Return what it costs to take ``count`` GPUs in a domain."""
@@ -70,7 +72,7 @@ class Pool:
     def delta(self, domain: int, role: str) -> float:
         """Return what one more group of a role changes in a domain, beyond what it changes in an untouched one."""
         mine = self.where[role].get(domain, 0)
-        change = 2 * mine * self.crowding[role] if self._tree.covers(domain, self._apart) else 0.0
+        change = 2 * mine * self.crowding[role] if self._tree.covers[self._apart][domain] else 0.0
         if self._paired and role in ("prefill", "decode"):
             other = "decode" if role == "prefill" else "prefill"
             theirs = self.where[other].get(domain, 0) * self.share[other]
@@ -79,8 +81,8 @@ class Pool:
 
     def _worth(self, domain: int) -> float:
         """Return what it is worth to keep the pool's KV inside a domain."""
-        near = self._pair if self._tree.covers(domain, self._near) else 0.0
-        return self._handoff * self._tree.gain(domain) + near
+        near = self._pair if self._tree.covers[self._near][domain] else 0.0
+        return self._handoff * self._tree.gain[domain] + near
 
     def cost(self) -> float:
         """Return the pool's terms of the objective."""
@@ -92,7 +94,7 @@ class Pool:
                 whole = kept * (self._handoff * self._farthest + self._pair) if domain == 0 else 0.0
                 total += whole - kept * self._worth(domain)
         for role, counts in self.where.items():
-            pairs = sum(n * (n - 1) for domain, n in counts.items() if self._tree.covers(domain, self._apart))
+            pairs = sum(n * (n - 1) for domain, n in counts.items() if self._tree.covers[self._apart][domain])
             total += self.crowding.get(role, 0.0) * pairs
         return total
 
@@ -120,13 +122,18 @@ class Board:
         #: Every node whose free amounts changed, in order; shapes read on from where they were.
         self.log: list[int] = []
         self._shapes: dict[object, Shape] = {}
+        self._shape_of: dict[str, Shape] = {}
 
     def shape(self, gang: Gang) -> Shape:
         """Return what groups that ask for the same see of the nodes, up to date."""
-        key = (tuple(sorted(gang.amounts.items())), gang.accelerator, tuple(sorted(gang.selector.items())), gang.terms)
-        found = self._shapes.get((*key, gang.tolerates))
+        found = self._shape_of.get(gang.name)
         if found is None:
-            found = self._shapes[(*key, gang.tolerates)] = Shape(self, gang)
+            asked = tuple(sorted(gang.amounts.items())), gang.accelerator
+            where = tuple(sorted(gang.selector.items())), gang.terms, gang.tolerates
+            found = self._shapes.get((asked, where))
+            if found is None:
+                found = self._shapes[asked, where] = Shape(self, gang)
+            self._shape_of[gang.name] = found
         found.refresh()
         return found
 
@@ -154,7 +161,7 @@ class Board:
         """Count a group whose pods have taken their amounts as being there, or no more (``sign`` -1)."""
         pool = self.pools[gang.pool]
         counts = pool.where[gang.role]
-        for domain in self.tree.around(self.tree.common(nodes)):
+        for domain in self.tree.around[self.tree.common(nodes)]:
             counts[domain] = counts.get(domain, 0) + sign
             if not counts[domain]:
                 del counts[domain]

@@ -69,6 +69,16 @@ def _several(board: Board, gang: Gang, shape: Shape, within: int) -> tuple[int, 
     return best
 
 
+def allowed(board: Board, gang: Gang, nodes: tuple[int, ...]) -> bool:
+    """Return whether a group may lie on these nodes together, whatever is free on them."""
+    wants, tree = board.pools[gang.pool].wants, board.tree
+    if wants.expert_required and tree.level[tree.common(nodes)] < tree.topology.index(wants.expert):
+        return False
+    level = tree.topology.index(wants.tensor) if wants.tensor_required else 0
+    starts = range(0, gang.pods, gang.unit)
+    return all(tree.level[tree.common(nodes[start : start + gang.unit])] >= level for start in starts)
+
+
 def _broadest(board: Board, gang: Gang) -> int:
     """Return the broadest level that may hold a group of several pods."""
     wants, topology = board.pools[gang.pool].wants, board.tree.topology
@@ -84,13 +94,13 @@ def _containers(board: Board, gang: Gang, shape: Shape, within: int, level: int)
     found = [
         domain
         for domain in tree.at[level]
-        if shape.slots[domain] >= gang.pods and (inner < 0 or inner in tree.around(domain))
+        if shape.slots[domain] >= gang.pods and (inner < 0 or inner in tree.around[domain])
     ]
     if len(found) <= BROADER:
         return found
     alike: dict[object, int] = {}
     for domain in found:
-        around = tree.around(domain)
+        around = tree.around[domain]
         known = tuple(outer for outer in around[1:] if outer in touched)
         looks = shape.slots[domain], round(shape.best[domain], 6), tuple(shape.own(outer) for outer in around), known
         alike.setdefault(looks, domain)
@@ -123,7 +133,7 @@ def _unit_domain(board: Board, gang: Gang, shape: Shape, container: int) -> int:
     tree, wants = board.tree, board.pools[gang.pool].wants
     broadest = max(tree.level[container], tree.topology.index(wants.tensor) if wants.tensor_required else 0)
     for level in range(tree.topology.host, broadest - 1, -1):
-        inside = [d for d in tree.at[level] if shape.slots[d] >= gang.unit and container in tree.around(d)]
+        inside = [d for d in tree.at[level] if shape.slots[d] >= gang.unit and container in tree.around[d]]
         if inside:
             return min(inside, key=lambda domain: (round(shape.best[domain], 6), shape.slots[domain], domain))
     return -1

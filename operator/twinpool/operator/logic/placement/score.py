@@ -63,12 +63,12 @@ def of_pool(members: list[Gang], places: Places, tree: Tree, wants: Constraints,
     worth = sum(gang.worth for gang in members)
     kept = kept_shares(members, places, tree)
     topology, whole = tree.topology, kept.get(0, 0.0)
-    gained = sum(tree.gain(domain) * share for domain, share in kept.items())
+    gained = sum(tree.gain[domain] * share for domain, share in kept.items())
     near = topology.index(wants.pair)
     spans = [spanning(gang, places[gang.name], tree, wants, weights) for gang in members if gang.name in places]
     return Score(
         handoff=weights.handoff * worth * (whole * (topology.price(0) - topology.price(topology.host)) - gained),
-        pair=weights.pair * worth * (whole - sum(share for at, share in kept.items() if tree.covers(at, near))),
+        pair=weights.pair * worth * (whole - sum(share for at, share in kept.items() if tree.covers[near][at])),
         tensor=sum(tensor for tensor, _ in spans),
         span=sum(span for _, span in spans),
         spread=weights.spread * _spread(members, places, tree, wants),
@@ -88,13 +88,13 @@ def kept_shares(members: list[Gang], places: Places, tree: Tree) -> dict[int, fl
     for gang in members:
         if gang.name in places:
             counts = made if gang.role == "prefill" else taken
-            counts.update(tree.around(location(places[gang.name], tree)))
+            counts.update(tree.around[location(places[gang.name], tree)])
     return {domain: min(made[domain] / makers, taken[domain] / takers) for domain in made if takers}
 
 
 def location(nodes: tuple[str, ...], tree: Tree) -> int:
     """Return the narrowest domain that holds the whole group."""
-    return tree.common(tree.number[node] for node in nodes)
+    return tree.common([tree.number[node] for node in nodes])
 
 
 def units(gang: Gang, nodes: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -109,7 +109,7 @@ def spanning(
     topology = tree.topology
     tensor = span = 0.0
     if gang.unit > 1:
-        levels = [tree.level[tree.common(tree.number[node] for node in unit)] for unit in units(gang, nodes)]
+        levels = [tree.level[tree.common([tree.number[node] for node in unit])] for unit in units(gang, nodes)]
         share = gang.worth * gang.unit / gang.pods
         tensor = sum(weights.tensor * share * topology.price(level) for level in levels)
     if gang.pods > 1:
@@ -125,7 +125,7 @@ def _spread(members: list[Gang], places: Places, tree: Tree, wants: Constraints)
     for role in sorted({gang.role for gang in members}):
         groups = [gang for gang in members if gang.role == role]
         located = [location(places[gang.name], tree) for gang in groups if gang.name in places]
-        counts = Counter(at for domain in located for at in tree.around(domain) if tree.covers(at, level))
+        counts = Counter(at for domain in located for at in tree.around[domain] if tree.covers[level][at])
         pairs = sum(count * (count - 1) for count in counts.values())
         total += sum(gang.worth for gang in groups) * pairs / len(groups) ** 2
     return total

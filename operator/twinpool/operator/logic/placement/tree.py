@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from twinpool.core.topology import Complaint, Path, Topology, paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from twinpool.operator.logic.placement.model import Node
 
@@ -37,39 +37,28 @@ class Tree:
     chain: list[tuple[int, ...]]
     #: Domains of each level.
     at: list[list[int]]
+    #: Each domain and those around it, the cluster first.
+    around: list[tuple[int, ...]]
+    #: How much cheaper a byte is inside each domain than in the one around it.
+    gain: list[float]
+    #: For each level, whether a domain stands for it: it is of it, or the first narrower one where that is missing.
+    covers: list[list[bool]]
     complaints: tuple[Complaint, ...]
 
-    def common(self, nodes: Iterable[int]) -> int:
+    def common(self, nodes: Sequence[int]) -> int:
         """Return the narrowest domain that holds all these nodes."""
-        chains = [self.chain[node] for node in set(nodes)]
+        if len(nodes) == 1:
+            return self.leaf[nodes[0]]
         shared = 0
-        for row in zip(*chains, strict=False):
+        for row in zip(*(self.chain[node] for node in set(nodes)), strict=False):
             if row.count(row[0]) < len(row):
                 break
             shared = row[0]
         return shared
 
-    def around(self, domain: int) -> tuple[int, ...]:
-        """Return a domain and those around it, the cluster first."""
-        found = []
-        while domain >= 0:
-            found.append(domain)
-            domain = self.parent[domain]
-        return tuple(reversed(found))
-
-    def covers(self, domain: int, level: int) -> bool:
-        """Return whether a domain stands for a level: it is of it, or the first narrower one where that is missing."""
-        return self.level[self.parent[domain]] < level <= self.level[domain] if domain else level == 0
-
-    def gain(self, domain: int) -> float:
-        """Return how much cheaper a byte is inside a domain than in the one around it."""
-        if not domain:
-            return 0.0
-        return self.topology.price(self.level[self.parent[domain]]) - self.topology.price(self.level[domain])
-
     def cover(self, level: int) -> list[int]:
         """Return the domains of a level, and for nodes that lie in none the next narrower one."""
-        return [domain for domain in range(len(self.level)) if self.covers(domain, level)]
+        return [domain for domain, covers in enumerate(self.covers[level]) if covers]
 
     def members(self, domain: int) -> list[int]:
         """Return the nodes of a domain."""
@@ -101,32 +90,44 @@ def tree(topology: Topology, nodes: Iterable[Node]) -> Tree:
         leaf=[],
         node=[-1],
         chain=[],
+        around=[(0,)],
+        gain=[0.0],
+        covers=[[level == 0] for level in range(len(topology.levels))],
         at=[[0], *([] for _ in topology.levels[1:])],
         complaints=tuple(complaints),
     )
+    prices = [topology.price(level) for level in range(len(topology.levels))]
     known: dict[tuple[int, int, str], int] = {}
     for index, node in enumerate(ordered):
-        _add(made, known, index, found[node.name])
+        _add(made, known, index, found[node.name], prices)
     return made
 
 
-def _add(made: Tree, known: dict[tuple[int, int, str], int], index: int, path: Path) -> None:
-    domain, chain = 0, [0]
+def _add(made: Tree, known: dict[tuple[int, int, str], int], index: int, path: Path, prices: Sequence[float]) -> None:
+    domain = 0
     for level, name in enumerate(path[1:], 1):
         if name is None:
             continue
         key = (domain, level, name)
         if key not in known:
             known[key] = len(made.level)
-            made.level.append(level)
-            made.name.append(name)
-            made.parent.append(domain)
-            made.children.append([])
-            made.node.append(-1)
-            made.children[domain].append(known[key])
-            made.at[level].append(known[key])
+            _new_domain(made, domain, level, name, prices)
         domain = known[key]
-        chain.append(domain)
     made.node[domain] = index
     made.leaf.append(domain)
-    made.chain.append(tuple(chain))
+    made.chain.append(made.around[domain])
+
+
+def _new_domain(made: Tree, parent: int, level: int, name: str, prices: Sequence[float]) -> None:
+    number, outer = len(made.level), made.level[parent]
+    made.level.append(level)
+    made.name.append(name)
+    made.parent.append(parent)
+    made.children.append([])
+    made.node.append(-1)
+    made.around.append((*made.around[parent], number))
+    made.gain.append(prices[outer] - prices[level])
+    for at, covers in enumerate(made.covers):
+        covers.append(outer < at <= level)
+    made.children[parent].append(number)
+    made.at[level].append(number)
