@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from twinpool.cli.__main__ import main
+from twinpool.demo.load import Load
 from twinpool.localcluster.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,10 +28,11 @@ POOL = "llama"
 PREFIX = "serving.twinpool.dev"
 OWN = "app.kubernetes.io/managed-by=twinpool"
 SLOW = {"kind": "simulated", "args": ["--tokens-per-second=50"]}
+STEADY = {"kind": "simulated", "args": ["--tokens-per-second=60"]}
 
 
-def manifest(prefill: int = 2, decode: int = 3, **spec: Any) -> str:
-    role = {"resources": {"gpu": {"perNode": 0}}, "drainTimeout": "2s"}
+def manifest(prefill: int = 2, decode: int = 3, drain: str = "2s", **spec: Any) -> str:
+    role = {"resources": {"gpu": {"perNode": 0}}, "drainTimeout": drain}
     body = {
         "model": {"name": "tiny"},
         "engine": {"kind": "simulated"},
@@ -140,15 +142,18 @@ def test_an_update_moves_both_stages_together(pool: Pool, tmp_path: Path, capsys
     assert pool.revision() in subprocess.run(plugin, env=beside, capture_output=True, text=True, check=True).stdout
 
 
-def test_an_undo_in_the_middle_keeps_what_is_left(pool: Pool) -> None:
-    pool.apply(manifest())
+def test_an_undo_in_the_middle_keeps_what_is_left_and_fails_no_request(pool: Pool) -> None:
+    pool.apply(manifest(drain="30s", engine=STEADY))
     old, before = pool.await_done(), pool.names()
-    pool.apply(manifest(engine=SLOW))
-    wait_until(lambda: before - pool.names(), 90, "the first old group goes")
-    assert rollout(pool, "undo", POOL) == 0
-    assert pool.await_done() == old
+    with Load(pool.cluster, pool.namespace, POOL, "tiny", clients=3) as load:
+        pool.apply(manifest(drain="30s", engine=SLOW))
+        wait_until(lambda: before - pool.names(), 90, "the first old group goes")
+        assert rollout(pool, "undo", POOL) == 0
+        assert pool.await_done() == old
+        load.more(8)
+    assert load.failures == [], f"{len(load.failures)} of {load.ended} failed"
     assert len(before & pool.names()) >= 2, "groups that were left are not made anew"
-    assert pool.get()["spec"]["engine"].get("args", []) == []
+    assert pool.get()["spec"]["engine"]["args"] == STEADY["args"]
 
 
 def test_a_paused_rollout_waits_and_goes_on(pool: Pool) -> None:
