@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from twinpool.demo.load import Load
+from twinpool.demo.scenario import ROOT
 from twinpool.localcluster.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 PREFIX = "serving.twinpool.dev"
-ROLE = {"resources": {"gpu": {"perNode": 0}}, "drainTimeout": "2s"}
+NAME = "frozen"
 
 
-def manifest(decode: int = 1, prefill: int = 1, name: str = "frozen") -> str:
-    roles = {"prefill": {**ROLE, "replicas": prefill}, "decode": {**ROLE, "replicas": decode}}
-    spec = {"model": {"name": "tiny"}, "engine": {"kind": "simulated"}, **roles}
-    body = {"apiVersion": f"{PREFIX}/v1alpha1", "kind": "InferencePool", "metadata": {"name": name}, "spec": spec}
+def manifest(decode: int = 1, prefill: int = 1, drain: str = "2s") -> str:
+    role = {"resources": {"gpu": {"perNode": 0}}, "drainTimeout": drain}
+    roles = {"prefill": {**role, "replicas": prefill}, "decode": {**role, "replicas": decode}}
+    engine = {"kind": "simulated", "args": ["--tokens-per-second=60"]}
+    spec = {"model": {"name": "tiny"}, "engine": engine, **roles}
+    body = {"apiVersion": f"{PREFIX}/v1alpha1", "kind": "InferencePool", "metadata": {"name": NAME}, "spec": spec}
     text: str = yaml.safe_dump(body)
     return text
 
@@ -46,7 +50,11 @@ class OperatorProcess:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "twinpool.operator", "--host=127.0.0.1", f"--port={self.port}"]
-        command += [f"--namespace={namespace}", f"--lease-namespace={lease_namespace}", "--lease-name=operator"]
+        command += [
+            f"--namespace={namespace}",
+            f"--lease-namespace={lease_namespace}",
+            "--lease-name=twinpool-operator",
+        ]
         environment = {**os.environ, "KUBECONFIG": kubeconfig or str(cluster.kubeconfig)}
         self.process = subprocess.Popen(command, env=environment)
 
@@ -139,42 +147,50 @@ def pool(unattended: Cluster, namespace: str) -> Pool:
     return Pool(unattended, namespace)
 
 
-def test_a_leader_that_was_frozen_undoes_and_duplicates_nothing(
+def test_a_leader_that_was_frozen_undoes_and_duplicates_nothing_and_no_request_fails(
     pool: Pool, start: Callable[..., OperatorProcess]
 ) -> None:
     frozen = start()
     wait_until(frozen.leads, 60, "the first one leads")
-    pool.apply(manifest(decode=1))
+    pool.apply(manifest(decode=1, drain="30s"))
     pool.await_settled(1, 1)
     follower = start()
     wait_until(lambda: follower.get("/readyz")[0] == 200, 60, "the second one is ready")
-    # Frozen in the middle of a change: it has planned from what it saw, and some of its writes are on their way.
-    pool.apply(manifest(decode=3))
-    wait_until(lambda: len(pool.sets()) > 2, 30, "the change has begun", interval=0.005)
-    frozen.signal(signal.SIGSTOP)
-    wait_until(follower.leads, 40, "the second one leads", interval=0.1)
-    pool.await_settled(1, 3)
-    pool.apply(manifest(decode=1, prefill=2))
-    pool.await_settled(2, 1)
-    pool.kubectl("delete", "service", "frozen-router")
-    wait_until(lambda: pool.kubectl("get", "service", "frozen-router", check=False), 30, "the Service is back")
+    with Load(pool.cluster, pool.namespace, NAME, "tiny", clients=2) as load:
+        # Frozen in the middle of a change: it has planned from what it saw, and some of its writes are on their way.
+        pool.apply(manifest(decode=3, drain="30s"))
+        wait_until(lambda: len(pool.sets()) > 2, 30, "the change has begun", interval=0.005)
+        frozen.signal(signal.SIGSTOP)
+        wait_until(follower.leads, 40, "the second one leads", interval=0.1)
+        pool.await_settled(1, 3)
+        pool.apply(manifest(decode=1, prefill=2, drain="30s"))
+        pool.await_settled(2, 1)
+        thawed_leader_changes_nothing(pool, frozen, follower)
+        load.more(8)
+    assert load.failures == [], f"{len(load.failures)} of {load.ended} failed"
+    # And it is still of use: the other one goes, it takes over with a view that is up to date.
+    follower.signal(signal.SIGTERM)
+    wait_until(frozen.leads, 20, "the first one leads again")
+    pool.apply(manifest(decode=2, prefill=1))
+    pool.await_settled(1, 2)
+
+
+def thawed_leader_changes_nothing(pool: Pool, frozen: OperatorProcess, follower: OperatorProcess) -> None:
+    """Continue the frozen leader once the new one has nothing left to do, and see that it does nothing."""
+    pool.kubectl("delete", "service", f"{NAME}-router")
+    wait_until(lambda: pool.kubectl("get", "service", f"{NAME}-router", check=False), 30, "the Service is back")
     # Two groups go: drained, scaled to 0, deleted. Until that is done the new leader has work of its own.
     wait_until(lambda: pool.all_sets() == 3, 60, "the groups that went are gone")
-    groups, service = pool.sets(), pool.kubectl("get", "service", "frozen-router", "-o", "jsonpath={.metadata.uid}")
+    groups, service = pool.sets(), pool.kubectl("get", "service", f"{NAME}-router", "-o", "jsonpath={.metadata.uid}")
     before = follower.actions()
     frozen.signal(signal.SIGCONT)
     wait_until(lambda: frozen.get("/readyz")[0] == 200 and not frozen.leads(), 30, "the first one knows that it lost")
     end = time.monotonic() + 10
     wait_until(lambda: time.monotonic() > end or pool.sets() != groups, 20, "ten seconds or a change", interval=0.2)
     assert pool.sets() == groups
-    assert pool.kubectl("get", "service", "frozen-router", "-o", "jsonpath={.metadata.uid}") == service
+    assert pool.kubectl("get", "service", f"{NAME}-router", "-o", "jsonpath={.metadata.uid}") == service
     assert follower.actions() == before, "the new leader had nothing to repair"
     assert not frozen.leads()
-    # And it is still of use: the other one goes, it takes over with a view that is up to date.
-    follower.signal(signal.SIGTERM)
-    wait_until(frozen.leads, 20, "the first one leads again")
-    pool.apply(manifest(decode=2, prefill=1))
-    pool.await_settled(1, 2)
 
 
 def test_an_api_server_that_stands_still_is_survived(
@@ -200,19 +216,15 @@ def test_an_api_server_that_stands_still_is_survived(
 
 
 def rights_in_one_namespace(cluster: Cluster, namespace: str, folder: Any) -> str:
-    """Return a kubeconfig of a service account that may do, in one namespace, what the operator must."""
-    (rules,) = [
-        body["rules"]
-        for body in yaml.safe_load_all(cluster.kubectl("get", "clusterrole", "twinpool-operator", "-o", "yaml").stdout)
-    ]
-    rules.append({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "get", "update"]})
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "op"}, "rules": rules}
-    run = lambda *words, **options: cluster.kubectl("-n", namespace, *words, **options).stdout  # noqa: E731
-    run("create", "serviceaccount", "op")
-    run("apply", "-f", "-", input=json.dumps(role))
-    run("create", "rolebinding", "op", "--role=op", f"--serviceaccount={namespace}:op")
+    """Return a kubeconfig of the account that ``deploy/namespaced`` gives the operator of one namespace."""
+    manifest = (ROOT / "deploy" / "namespaced" / "operator.yaml").read_text()
+    bodies = yaml.safe_load_all(manifest.replace("namespace: team-a", f"namespace: {namespace}"))
+    # The operator itself is a process of the test.
+    for body in (body for body in bodies if body["kind"] != "Deployment"):
+        cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(body))
+    token = cluster.kubectl("-n", namespace, "create", "token", "twinpool-operator").stdout.strip()
     admin = yaml.safe_load(cluster.kubeconfig.read_text())
-    admin["users"] = [{"name": admin["users"][0]["name"], "user": {"token": run("create", "token", "op").strip()}}]
+    admin["users"] = [{"name": admin["users"][0]["name"], "user": {"token": token}}]
     file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(admin))
     return str(file)
@@ -240,9 +252,9 @@ def test_an_operator_for_all_namespaces_serves_this_one(pool: Pool, start: Calla
     operator = start(scope="")
     pool.apply(manifest(prefill=0))
     pool.await_settled(0, 1)
-    status, text = operator.get(f"/debug/pools/{pool.namespace}/frozen")
+    status, text = operator.get(f"/debug/pools/{pool.namespace}/{NAME}")
     assert status == 200
-    assert any("apply Deployment frozen-router" in entry["actions"] for entry in json.loads(text))
+    assert any(f"apply Deployment {NAME}-router" in entry["actions"] for entry in json.loads(text))
 
 
 def test_a_namespace_that_holds_pool_and_operator_can_be_deleted(

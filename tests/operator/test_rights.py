@@ -11,12 +11,12 @@ import yaml
 from twinpool.core.crd import custom_resource_definition
 from twinpool.operator.logic.rights import LEASE_RIGHTS, RIGHTS, Right, attributes, in_words, missing_fields
 
-DEPLOY = Path(__file__).parents[2] / "deploy" / "operator.yaml"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
-def granted(kind: str) -> set[tuple[str, str, str]]:
-    (role,) = [body for body in yaml.safe_load_all(DEPLOY.read_text()) if body["kind"] == kind]
+def granted(kind: str, file: str = "operator.yaml") -> set[tuple[str, str, str]]:
+    (role,) = [body for body in yaml.safe_load_all((DEPLOY / file).read_text()) if body["kind"] == kind]
     return {
         (group, resource, verb)
         for rule in role["rules"]
@@ -33,6 +33,24 @@ def asked(rights: tuple[Right, ...]) -> set[tuple[str, str, str]]:
 def test_the_rights_that_are_checked_are_those_of_the_manifest() -> None:
     assert asked(RIGHTS) == granted("ClusterRole"), "keep logic/rights.py and deploy/operator.yaml equal"
     assert asked(LEASE_RIGHTS) == granted("Role")
+    assert asked(RIGHTS + LEASE_RIGHTS) == granted("Role", "namespaced/operator.yaml")
+
+
+def test_the_operator_of_one_namespace_differs_in_its_scope_alone() -> None:
+    """Everything is in the one namespace, which a user puts in by one substitution."""
+    text = (DEPLOY / "namespaced" / "operator.yaml").read_text()
+    bodies = {body["kind"]: body for body in yaml.safe_load_all(text)}
+    assert set(bodies) == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
+    assert {body["metadata"]["namespace"] for body in bodies.values()} == {"team-a"}
+    assert [subject["namespace"] for subject in bodies["RoleBinding"]["subjects"]] == ["team-a"]
+    everywhere = {body["kind"]: body for body in yaml.safe_load_all((DEPLOY / "operator.yaml").read_text())}
+    containers = [
+        body["spec"]["template"]["spec"]["containers"] for body in (everywhere["Deployment"], bodies["Deployment"])
+    ]
+    (more,) = [entry for entry in containers[1][0]["env"] if entry not in containers[0][0]["env"]]
+    assert more == {"name": "TWINPOOL_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
+    containers[1][0]["env"].remove(more)
+    assert containers[0] == containers[1]
 
 
 def test_a_question_names_what_it_is_about() -> None:

@@ -31,8 +31,8 @@ async def problem(cluster: Cluster, namespace: str, lease_namespace: str, lease_
         missing = await _missing_rights(cluster, namespace, lease_namespace, lease_name)
         if missing:
             return (
-                f"the operator may not do what it must ({in_words(missing)}) - apply deploy/operator.yaml, or start it "
-                "with --namespace where only that is allowed"
+                f"the operator may not do what it must ({in_words(missing)}) - apply deploy/operator.yaml, or "
+                "deploy/namespaced/operator.yaml (--namespace) for one namespace"
             )
         await cluster.any(protocol.KIND, namespace)
         return await _crd_age(cluster)
