@@ -21,6 +21,8 @@ from twinpool.operator.logic.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from twinpool.operator.logic.restarts import Life
+
 Body = dict[str, Any]
 
 #: Seconds that a pod takes to stop in the model.
@@ -47,6 +49,8 @@ class ModelCluster:
         self._incarnations: dict[str, int] = {}
         #: Requests that every worker has in flight.
         self.busy = 0
+        #: What the launchers of leaders say.
+        self.lives: dict[str, Life] = {}
         self._version = 0
 
     def version(self) -> str:
@@ -55,7 +59,8 @@ class ModelCluster:
 
     def observed(self) -> Observed:
         children = tuple(read_child(kind, copy.deepcopy(body)) for (kind, _), body in self.objects.items())
-        return Observed(self.pool, children, tuple(self.pods.values()), reports=self.reports())
+        pods, reports = tuple(self.pods.values()), self.reports()
+        return Observed(self.pool, children, pods, reports=reports, lives=self.lives)
 
     def reports(self) -> Reports:
         """What routers say that see every pod at once: they admit what is ready and send nothing to what is marked."""
@@ -120,7 +125,8 @@ class ModelCluster:
         body["metadata"]["uid"] = uid or f"uid-{self.version()}"
         body["status"] = known.get("status", {}) if known else {}
         for key, value in (known["metadata"].get("annotations", {}) if known else {}).items():
-            if key == protocol.ANNOTATION_LEADER:  # somebody else's field, which an apply leaves alone
+            # Fields of others, which an apply leaves alone.
+            if key in (protocol.ANNOTATION_LEADER, names.RESTARTS_ANNOTATION):
                 body["metadata"].setdefault("annotations", {})[key] = value
         self._store(kind, name, body)
 

@@ -18,8 +18,8 @@ from twinpool.operator.shell.cluster import ApiRefused, list_path, object_path
 from twinpool.operator.shell.loop import RESYNC, Reconciler
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import Memory, observe, read_pool
+from twinpool.operator.shell.questions import EngineLives, RouterBooks
 from twinpool.operator.shell.queue import WorkQueue
-from twinpool.operator.shell.routers import RouterBooks
 from twinpool.operator.shell.watch import Cache, watch_registry, watch_settings
 
 if TYPE_CHECKING:
@@ -310,6 +310,7 @@ class Bench:
             Settings(),
             self.metrics,
             RouterBooks(self.queue.add),
+            EngineLives(self.queue.add),
             lambda: 1e9,  # type: ignore[arg-type]
         )
 

@@ -16,6 +16,7 @@ from twinpool.operator.logic.disruption import exposed
 from twinpool.operator.logic.failures import Failure, first_failure, unplaced
 from twinpool.operator.logic.gate import pending
 from twinpool.operator.logic.observed import Observed, PodView, timestamp
+from twinpool.operator.logic.restarts import restarting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,7 +97,8 @@ def _ready(routable: Statement, failure: Failure | None, denial: Failure | None)
 
 def _routable(situation: Situation, failure: Failure | None) -> Statement:
     spec = situation.observed.pool.spec
-    because = f"; {failure.message}" if failure else ""
+    why = failure.message if failure else restarting(situation.live)
+    because = f"; {why}" if why else ""
 
     def no(reason: str, message: str) -> Statement:
         return Statement("Routable", "False", reason, message)
@@ -182,8 +184,7 @@ def _waiting(situation: Situation) -> str:
         parts.append(f"{routers} of {situation.observed.pool.spec.routing.replicas} router pods are ready")
     leaving = sum(group.retired for group in situation.groups)
     old = sum(group.revision != situation.revision for group in situation.live)
-    if unlisted := pending(situation.observed, situation.live):
-        parts.append(unlisted)
+    parts += [text for text in (pending(situation.observed, situation.live), restarting(situation.live)) if text]
     if leaving or old:
         parts.append(f"{leaving + old} groups are to go")
     return "; ".join(parts)

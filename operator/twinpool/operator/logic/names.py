@@ -16,6 +16,9 @@ SERIAL_ANNOTATION = f"{protocol.GROUP}/serial"
 #: Highest number given to a group so far; kept on the router's Service so that no number is given twice.
 LAST_SERIAL_ANNOTATION = f"{protocol.GROUP}/last-serial"
 
+#: On a group's StatefulSet: how often its engine was restarted in place, as JSON.
+RESTARTS_ANNOTATION = f"{protocol.GROUP}/engine-restarts"
+
 ROUTER = "router"
 
 

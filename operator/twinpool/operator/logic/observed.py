@@ -7,7 +7,7 @@ the middle of its creation has few.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.books import Reports
     from twinpool.operator.logic.contest import Contest
+    from twinpool.operator.logic.restarts import Life
 
 Body = Mapping[str, Any]
 
@@ -89,6 +90,8 @@ class PodView:
     routable: bool = False
     #: Whether routers were told to send it nothing new.
     draining: bool = False
+    #: Whether the gate was open once, so that requests may have come.
+    has_served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,8 @@ class Observed:
     last_serial: int = 0
     #: What the routers said; None while they are not asked or have not been heard yet.
     reports: Reports | None = None
+    #: What the launchers of leaders that restart their engines said, by uid of the pod.
+    lives: Mapping[str, Life] = field(default_factory=dict)
 
 
 def pool_key(body: Body) -> tuple[str, str] | None:
@@ -238,6 +243,7 @@ def read_pod(body: Body) -> PodView:
         gated=any(gate.get("conditionType") == protocol.ROUTABLE_GATE for gate in spec.get("readinessGates") or ()),
         routable=_true(conditions, protocol.ROUTABLE_GATE),
         draining=protocol.ANNOTATION_DRAINING in (metadata.get("annotations") or {}),
+        has_served=protocol.ROUTABLE_GATE in conditions,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic import names, progress
+from twinpool.operator.logic import names, progress, restarts
 from twinpool.operator.logic.actions import Action, Delete, Plan
 from twinpool.operator.logic.conditions import Situation
 from twinpool.operator.logic.contest import applies
@@ -58,7 +58,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         for name in sorted(decision.beyond)
         if (child := children.get((KIND, object_name(pool.metadata.name, name))))
     ]
-    actions += naming(existing)
+    actions += [*naming(existing), *restarts.counting(observed, existing)]
     actions += [*gates(observed, existing), *drains(observed, existing, now), *strays(existing)]
     wanted = wanted_groups(pool)
     ends = progress.deadline(observed, existing, newest.name, wanted)

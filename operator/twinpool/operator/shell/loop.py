@@ -9,7 +9,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from twinpool.operator.logic import restarts
 from twinpool.operator.logic.asking import hold, to_ask
+from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.status import unreadable
 from twinpool.operator.shell.apply import Executor, NotLeader
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from twinpool.operator.shell.complaints import Complaints
     from twinpool.operator.shell.lease import Leadership
     from twinpool.operator.shell.metrics import Metrics
+    from twinpool.operator.shell.questions import EngineLives, RouterBooks
     from twinpool.operator.shell.queue import WorkQueue
-    from twinpool.operator.shell.routers import RouterBooks
     from twinpool.operator.shell.watch import Cache, PoolKey
 
 _log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Reconciler:
         settings: Settings,
         metrics: Metrics,
         books: RouterBooks,
+        lives: EngineLives,
         clock: Callable[[], float] = time.time,
         journal: Journal | None = None,
         complaints: Complaints | None = None,
@@ -67,6 +70,7 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._books = books
+        self._lives = lives
         self._clock = clock
         self._journal = journal or Journal()
         #: When each pool's status was written last, and when its first unanswered event came, by the loop's clock.
@@ -140,7 +144,7 @@ class Reconciler:
         """Bring one pool closer to its spec; return the seconds after which to look again, None for never."""
         body = self._cache.pool(key)
         if body is None or body["metadata"].get("deletionTimestamp"):
-            memories = (self._memory, self._queue, self._journal, self._executor, self._books)
+            memories = (self._memory, self._queue, self._journal, self._executor, self._books, self._lives)
             for forget in (memory.forget for memory in memories):
                 forget(key)
             if self._complaints:
@@ -192,11 +196,14 @@ class Reconciler:
         return None
 
     def _observe(self, key: PoolKey, pool: InferencePool) -> Observed:
-        """Return what is known of a pool, and have its routers asked for as long as something waits for them."""
+        """Return what is known of a pool, and have its pods asked for as long as something waits for what they say."""
         said = self._complaints.of(key) if self._complaints else {}
         observed = observe(key, pool, self._cache, self._memory, self._clock(), said)
+        # Read before an engine that is ready again is asked no more: what it said meanwhile still counts.
+        lives = {uid: life for uid, life in (self._lives.answers(key) or {}).items() if life is not None}
         self._books.follow(key, to_ask(observed))
-        return dataclasses.replace(observed, reports=self._books.reports(key))
+        self._lives.follow(key, restarts.to_ask(groups(observed)))
+        return dataclasses.replace(observed, reports=self._books.answers(key), lives=lives)
 
     async def _restored(self, key: PoolKey, uid: str) -> bool:
         """Look whether groups that were reported as gone have only lost their labels."""

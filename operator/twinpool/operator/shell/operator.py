@@ -26,9 +26,9 @@ from twinpool.operator.shell.lease import Leadership, LeaseTimes
 from twinpool.operator.shell.loop import Reconciler
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import Memory
+from twinpool.operator.shell.questions import EngineLives, RouterBooks
 from twinpool.operator.shell.queue import WorkQueue
 from twinpool.operator.shell.recorder import Recorder
-from twinpool.operator.shell.routers import RouterBooks
 from twinpool.operator.shell.selfcheck import problem
 from twinpool.operator.shell.streams import SILENT_AFTER, Streams
 from twinpool.operator.shell.watch import Cache, PoolKey, watch_registry, watch_settings
@@ -83,7 +83,7 @@ class Operator:
         )
         recorder = Recorder(cluster, options.identity)
         executor = Executor(cluster, self._leadership, self._memory, metrics, recorder)
-        self._books = RouterBooks(self._queue.add)
+        self._books, self._lives = RouterBooks(self._queue.add), EngineLives(self._queue.add)
         self._reconciler = Reconciler(
             self._cache,
             self._queue,
@@ -93,6 +93,7 @@ class Operator:
             options.settings,
             metrics,
             self._books,
+            self._lives,
             journal=self._journal,
             complaints=Complaints(cluster),
         )
@@ -140,6 +141,7 @@ class Operator:
             task.cancel()
         await asyncio.gather(*workers, *others, return_exceptions=True)
         await self._books.close()
+        await self._lives.close()
         await self._leadership.release()
 
     async def _watch(self, stop: asyncio.Event, ended: asyncio.Event) -> None:
@@ -190,6 +192,7 @@ class Operator:
         self._metrics.leader.set(int(ours))
         if not ours:
             self._books.forget_all()
+            self._lives.forget_all()
         if ours and self._synced:
             self._look_at_all()
 

@@ -103,6 +103,16 @@ class State:
         """Return how often the engine was started again."""
         return max(0, self.epoch - 1)
 
+    @property
+    def recent_restarts(self) -> int:
+        """Return 0: the budget is the leader's."""
+        return 0
+
+    @property
+    def backoff(self) -> float:
+        """Return 0: so is the back-off."""
+        return 0.0
+
 
 Step = tuple[State, tuple[Action, ...]]
 

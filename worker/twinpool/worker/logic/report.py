@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from twinpool.worker.logic.supervisor import PHASES
+from twinpool.worker.logic.supervisor import PHASES, RESTART_BUDGET, RESTART_WINDOW
 
 if TYPE_CHECKING:
     from twinpool.worker.logic.supervisor import Phase
@@ -36,6 +36,16 @@ class Life(Protocol):
     @property
     def total_restarts(self) -> int:
         """Return how often the engine was started again."""
+        ...
+
+    @property
+    def recent_restarts(self) -> int:
+        """Return how many of those count against the budget."""
+        ...
+
+    @property
+    def backoff(self) -> float:
+        """Return the seconds that were waited before the last of them."""
         ...
 
     @property
@@ -78,6 +88,10 @@ def status(snapshot: Snapshot) -> str:
             "ready": state.ready,
             "epoch": state.epoch,
             "restarts": state.total_restarts,
+            "recent": state.recent_restarts,
+            "budget": RESTART_BUDGET,
+            "window": RESTART_WINDOW,
+            "backoff": state.backoff,
             "reason": state.reason,
             "lastLines": list(snapshot.last_lines[-LAST_LINES:]),
             "engine": {"kind": snapshot.engine, "pid": snapshot.pid},

@@ -109,6 +109,16 @@ class State:
         return self.phase == "ready"
 
     @property
+    def recent_restarts(self) -> int:
+        """Return the restarts that count against the budget, as of the last one."""
+        return len(self.restarts)
+
+    @property
+    def backoff(self) -> float:
+        """Return the seconds to wait before the start that follows the last restart, 0 when there was none."""
+        return min(MAX_BACKOFF, 2.0 ** (len(self.restarts) - 1)) if self.restarts else 0.0
+
+    @property
     def run(self) -> str:
         """Return the name of the current start, which no other start of any launcher has."""
         return f"{self.instance}/{self.epoch}"
@@ -316,15 +326,13 @@ def _exited(state: State, event: Exited, now: float) -> Step:
     if len(recent) >= RESTART_BUDGET:
         minutes = f"{RESTART_WINDOW / 60:g} minutes"
         return _quit(state, 1, f"the engine ended {len(recent) + 1} times within {minutes}, the last time: {reason}")
+    counted = replace(state, restarts=(*recent, now), total_restarts=state.total_restarts + 1, reason=reason)
     waiting = replace(
-        state,
+        counted,
         phase="backoff",
         forced=False,
-        deadline=now + min(MAX_BACKOFF, 2.0 ** len(recent)),
+        deadline=now + counted.backoff,
         next_check=None,
         next_rank_check=None,
-        restarts=(*recent, now),
-        total_restarts=state.total_restarts + 1,
-        reason=reason,
     )
     return waiting, ()

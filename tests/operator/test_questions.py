@@ -1,4 +1,4 @@
-"""Asking routers: only while something waits, never in a reconciliation's way, and whatever they answer."""
+"""Asking pods: only while something waits, never in a reconciliation's way, and whatever they answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from aiohttp import web
 from twinpool.core import protocol
 from twinpool.operator.logic.books import Entry, Report
 from twinpool.operator.logic.observed import PodView
-from twinpool.operator.shell import routers as shell
-from twinpool.operator.shell.routers import RouterBooks
+from twinpool.operator.logic.restarts import Life
+from twinpool.operator.shell import questions as shell
+from twinpool.operator.shell.questions import EngineLives, RouterBooks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -61,6 +62,25 @@ async def books() -> AsyncIterator[tuple[RouterBooks, asyncio.Queue[Any]]]:
     await made.close()
 
 
+async def test_launchers_are_asked_for_their_engines_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.json_response({"restarts": 2, "epoch": 3})
+
+    application = web.Application()
+    application.router.add_get("/status", page)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    monkeypatch.setattr(protocol, "LAUNCHER_PORT", runner.addresses[0][1])
+    changes: asyncio.Queue[Any] = asyncio.Queue()
+    lives = EngineLives(changes.put_nowait)
+    lives.follow(KEY, [PodView("g-0", "decode", uid="u", address="127.0.0.1")])
+    await asyncio.wait_for(changes.get(), 10)
+    assert lives.answers(KEY) == {"u": Life(epoch=3, restarts=2)}
+    await lives.close()
+    await runner.cleanup()
+
+
 def pod(name: str = "r", address: str = "127.0.0.1") -> PodView:
     return PodView(name, "router", address=address)
 
@@ -73,16 +93,16 @@ async def until(condition: Any) -> None:
 
 async def test_answers_wake_the_pool_when_they_change(router: FakeRouter, books: Any) -> None:
     made, changes = books
-    assert made.reports(KEY) is None
+    assert made.answers(KEY) is None
     made.follow(KEY, [pod()])
     assert await asyncio.wait_for(changes.get(), 10) == KEY
-    assert made.reports(KEY) == {"r": Report()}
+    assert made.answers(KEY) == {"r": Report()}
     before = router.asked
     await until(lambda: router.asked > before + 2)
     assert changes.empty(), "the same answer is no news"
     router.answer["endpoints"].append({"uid": "u", "admitted": True, "inFlight": 3})
     await asyncio.wait_for(changes.get(), 10)
-    assert made.reports(KEY) == {"r": Report({"u": Entry(admitted=True, in_flight=3)})}
+    assert made.answers(KEY) == {"r": Report({"u": Entry(admitted=True, in_flight=3)})}
 
 
 async def test_when_nothing_waits_nobody_is_asked_and_nothing_remembered(router: FakeRouter, books: Any) -> None:
@@ -90,7 +110,7 @@ async def test_when_nothing_waits_nobody_is_asked_and_nothing_remembered(router:
     made.follow(KEY, [pod()])
     await asyncio.wait_for(changes.get(), 10)
     made.follow(KEY, [])
-    assert made.reports(KEY) is None
+    assert made.answers(KEY) is None
     await asyncio.sleep(0.05)
     before = router.asked
     await asyncio.sleep(0.1)
@@ -104,11 +124,11 @@ async def test_a_router_that_does_not_answer_is_none_and_holds_up_no_other(
     made, changes = books
     made.follow(KEY, [pod(), pod("s", "127.0.0.77"), pod("t", "not an address"), pod("v6", "::1")])
     await asyncio.wait_for(changes.get(), 20)
-    assert made.reports(KEY) == {"r": Report(), "s": None, "t": None, "v6": None}
+    assert made.answers(KEY) == {"r": Report(), "s": None, "t": None, "v6": None}
     monkeypatch.setattr(shell, "TIMEOUT", 0.1)
     router.release = asyncio.Event()
     await asyncio.wait_for(changes.get(), 10)
-    assert made.reports(KEY)["r"] is None
+    assert made.answers(KEY)["r"] is None
     router.release.set()
 
 
@@ -121,7 +141,7 @@ async def test_an_answer_that_is_none_counts_as_none(
     made, changes = books
     made.follow(KEY, [pod()])
     await asyncio.wait_for(changes.get(), 10)
-    assert made.reports(KEY) == {"r": None}
+    assert made.answers(KEY) == {"r": None}
 
 
 async def test_an_error_status_counts_as_no_answer(router: FakeRouter, books: Any) -> None:
@@ -129,4 +149,4 @@ async def test_an_error_status_counts_as_no_answer(router: FakeRouter, books: An
     made, changes = books
     made.follow(KEY, [pod()])
     await asyncio.wait_for(changes.get(), 10)
-    assert made.reports(KEY) == {"r": None}
+    assert made.answers(KEY) == {"r": None}
