@@ -171,6 +171,13 @@ def test_a_paused_rollout_waits_and_goes_on(pool: Pool) -> None:
 def test_a_bad_update_stops_at_once_and_does_not_block_its_fix(pool: Pool) -> None:
     pool.apply(manifest(1, 2))
     old, before = pool.await_done(1, 2), pool.names()
+    never = yaml.safe_load(manifest(1, 2, rollout={"maxSurge": 0, "maxUnavailable": 1}))
+    never["spec"]["decode"]["podTemplate"] = {"spec": {"tolerations": [{"operator": "Sometimes"}]}}
+    pool.apply(yaml.safe_dump(never))
+    wait_until(lambda: pool.condition()["reason"] == "Refused", 60, "the API server's refusal is in the condition")
+    assert "tolerations" in pool.condition()["message"]
+    assert pool.names() == before, "no group went for pods that can never be made"
+    assert pool.condition("Ready")["status"] == "True"
     bad = {"kind": "simulated", "args": ["--no-such-flag"]}
     pool.apply(manifest(1, 2, engine=bad, rollout={"progressDeadline": "5s"}))
 

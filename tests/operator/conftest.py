@@ -51,6 +51,8 @@ class ModelCluster:
         self.busy = 0
         #: What the launchers of leaders say.
         self.lives: dict[str, Life] = {}
+        #: Sets that the API server took in a dry run; None where it is not asked.
+        self.tried: frozenset[tuple[str, str]] | None = None
         self._version = 0
 
     def version(self) -> str:
@@ -60,7 +62,7 @@ class ModelCluster:
     def observed(self) -> Observed:
         children = tuple(read_child(kind, copy.deepcopy(body)) for (kind, _), body in self.objects.items())
         pods, reports = tuple(self.pods.values()), self.reports()
-        return Observed(self.pool, children, pods, reports=reports, lives=self.lives)
+        return Observed(self.pool, children, pods, reports=reports, lives=self.lives, tried=self.tried)
 
     def reports(self) -> Reports:
         """What routers say that see every pod at once: they admit what is ready and send nothing to what is marked."""

@@ -37,6 +37,27 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class Try:
+    """Ask the API server whether it would take a new set for ``role`` of ``revision``; nothing is made."""
+
+    body: Mapping[str, Any]
+    revision: str
+    role: str
+
+    @property
+    def kind(self) -> str:
+        """Return the object's kind."""
+        kind: str = self.body["kind"]
+        return kind
+
+    @property
+    def name(self) -> str:
+        """Return the object's name."""
+        name: str = self.body["metadata"]["name"]
+        return name
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
     """Mark a group as on its way out, provided that it is still the object that was observed.
 
@@ -110,7 +131,7 @@ class Delete:
     resource_version: str
 
 
-Action = Apply | Retire | ScaleToZero | SetGate | Annotate | Delete
+Action = Apply | Try | Retire | ScaleToZero | SetGate | Annotate | Delete
 
 
 @dataclass(frozen=True, slots=True)

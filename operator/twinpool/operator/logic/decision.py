@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from twinpool.operator.logic import scale_in, units
 from twinpool.operator.logic.groups import Group, groups
+from twinpool.operator.logic.ratio import wanted
 from twinpool.operator.logic.revision import Revision, stored, surplus, target
 from twinpool.operator.logic.rollout import State, Step, step
+from twinpool.operator.logic.trial import untried
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +31,8 @@ class Decision:
     beyond: frozenset[str]
     state: State
     todo: Step
+    #: Roles whose sets are tried first; ``todo`` only keeps the numbers until then.
+    trials: tuple[str, ...] = ()
 
 
 def decide(observed: Observed, settings: Settings, now: float) -> Decision:
@@ -38,11 +42,14 @@ def decide(observed: Observed, settings: Settings, now: float) -> Decision:
     newest = target(observed, known, existing, settings)
     leaving_first = scale_in.order(existing, scale_in.facts(observed, existing, newest.name))
     state = units.state(pool, leaving_first, newest.name, known, now)
+    todo = step(state)
+    trials = untried(observed, newest, existing, wanted(pool), todo)
     return Decision(
         existing=existing,
         newest=newest,
         revisions={revision.name: revision for revision in (*known, newest)},
         beyond=frozenset(surplus(known, newest.name, existing, pool.spec.rollout.revision_history_limit)),
         state=state,
-        todo=step(state),
+        todo=step(replace(state, paused=True)) if trials else todo,
+        trials=trials,
     )

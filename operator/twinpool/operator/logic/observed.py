@@ -154,6 +154,8 @@ class Observed:
     reports: Reports | None = None
     #: What the launchers of leaders that restart their engines said, by uid of the pod.
     lives: Mapping[str, Life] = field(default_factory=dict)
+    #: Revision and role of sets that the API server took in a dry run; None: nobody can ask it.
+    tried: frozenset[tuple[str, str]] | None = None
 
 
 def pool_key(body: Body) -> tuple[str, str] | None:

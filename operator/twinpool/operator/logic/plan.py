@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names, progress, restarts
-from twinpool.operator.logic.actions import Action, Delete, Plan
+from twinpool.operator.logic.actions import Action, Delete, Plan, Try
 from twinpool.operator.logic.conditions import Situation
 from twinpool.operator.logic.contest import applies
 from twinpool.operator.logic.decision import decide
@@ -48,10 +48,12 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         *(disruption_budget(pool, name) for name in names.roles(pool)),
         *(revision_object(pool, item) for item in decision.revisions.values() if item.name not in decision.beyond),
         *_kept(pool, existing, todo, decision.revisions),
-        *_created(pool, existing, todo, decision.revisions[todo.revision], serial),
+        *_created(pool, existing, todo.create, decision.revisions[todo.revision], serial),
     ]
     bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = list(applies(bodies, children, observed.contests))
+    tried = _created(pool, existing, dict.fromkeys(decision.trials, 1), newest, serial)
+    actions += [Try(stamped(body), newest.name, role) for body, role in zip(tried, decision.trials, strict=True)]
     actions += _removals(existing, todo, children, pool, now)
     actions += [
         _delete(child)
@@ -92,12 +94,12 @@ def _kept(
 
 
 def _created(
-    pool: InferencePool, existing: tuple[Group, ...], todo: Step, revision: Revision, serial: int
+    pool: InferencePool, existing: tuple[Group, ...], create: Mapping[str, int], revision: Revision, serial: int
 ) -> list[Body]:
     taken = {group.name for group in existing}
     result = []
     for role, template in revision.templates.items():
-        named = new_names(pool.metadata.uid, pool.metadata.name, role, serial, todo.create.get(role, 0), taken)
+        named = new_names(pool.metadata.uid, pool.metadata.name, role, serial, create.get(role, 0), taken)
         for number, name in named:
             result.append(group_set(pool, role, template, revision.name, number, name))
             serial = number

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire, ScaleToZero, SetGate
+from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire, ScaleToZero, SetGate, Try
 from twinpool.operator.logic.contest import Repair
 from twinpool.operator.logic.observed import Refusal, read_child, timestamp
 from twinpool.operator.shell.cluster import ApiRefused, Cluster
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 #: Answers that mean "what you saw is old" or "it is gone already": look again, no error.
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 _STALE = (_NOT_FOUND, _CONFLICT)
+#: What the API server says of a webhook that is not made for dry runs.
+_NO_DRY_RUN = "does not support dry run"
 
 
 class NotLeader(Exception):
@@ -166,6 +168,9 @@ class Executor:
                 if against is not None:
                     self._memory.repaired(key, Repair(action.kind, action.name, against, self._clock()))
                 _log.info("%s/%s: applied %s %s", namespace, pool, action.kind, action.name)
+            case Try(body, revision, role):
+                await self._try_out(body)
+                self._memory.took(key, revision, role)
             case Retire() | ScaleToZero() | SetGate():
                 await self._leave(key, action)
             case Annotate(kind, name, uid, annotation, value):
@@ -174,6 +179,14 @@ class Executor:
             case Delete(kind, name, uid, resource_version):
                 await self._cluster.delete(kind, namespace, name, uid, resource_version)
                 _log.info("%s/%s: deleted %s %s", namespace, pool, kind, name)
+
+    async def _try_out(self, body: Mapping[str, Any]) -> None:
+        """Ask for a dry run; where admission cannot do one, or its answer is about something else, nothing is known."""
+        try:
+            await self._cluster.try_out(body)
+        except ApiRefused as error:
+            if error.code not in _STALE and _NO_DRY_RUN not in error.message:
+                raise
 
     async def _leave(self, key: PoolKey, action: Retire | ScaleToZero | SetGate) -> None:
         """Carry out what takes groups into and out of service."""

@@ -135,6 +135,11 @@ class Cluster:
         path = object_path(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
         return await self._patch(path, _APPLY, body, FIELD_MANAGER)
 
+    async def try_out(self, body: Body) -> None:
+        """Apply a whole object as :meth:`apply` would, but in a dry run: nothing is stored."""
+        path = object_path(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
+        await self._patch(path, _APPLY, body, FIELD_MANAGER, dryRun="All")
+
     async def apply_status(self, namespace: str, name: str, uid: str, status: Body) -> dict[str, Any]:
         """Apply the status of a pool as ``twinpool/status``; refused when the pool is another one of that name."""
         body = {
@@ -216,8 +221,8 @@ class Cluster:
         found = await self._request("GET", list_path(kind, namespace) + "?limit=1")
         return bool(found.get("items"))
 
-    async def _patch(self, path: str, content_type: str, body: Body, manager: str) -> dict[str, Any]:
-        query = {"fieldManager": manager, "fieldValidation": "Strict"}
+    async def _patch(self, path: str, content_type: str, body: Body, manager: str, **more: str) -> dict[str, Any]:
+        query = {"fieldManager": manager, "fieldValidation": "Strict", **more}
         if content_type == _APPLY:
             query["force"] = "true"
         return await self._request("PATCH", f"{path}?{urlencode(query)}", body, content_type)

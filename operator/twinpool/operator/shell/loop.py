@@ -181,6 +181,8 @@ class Reconciler:
                 _log.warning("%s/%s: %s %s: %s", *key, refusals[0].kind, refusals[0].name, refusals[0].message)
             return self._queue.failed(key)
         self._queue.succeeded(key)
+        if self._memory.tried(key) != observed.tried:
+            return 0.0  # no event tells that a trial went well
         return min(RESYNC, made.requeue_after or RESYNC, wait or RESYNC, listening or RESYNC)
 
     async def _tell(self, key: PoolKey, uid: str, before: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:

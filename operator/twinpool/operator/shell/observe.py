@@ -29,6 +29,7 @@ class Memory:
         self._refusals: dict[PoolKey, tuple[Refusal, ...]] = {}
         self._repairs: dict[PoolKey, tuple[Repair, ...]] = {}
         self._serials: dict[PoolKey, int] = {}
+        self._tried: dict[PoolKey, frozenset[tuple[str, str]]] = {}
 
     def applied(self, key: PoolKey, wanted: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """Remember an apply that the API server took but stored differently (``1024Mi`` as ``1Gi``)."""
@@ -68,8 +69,18 @@ class Memory:
             self._refusals.pop(key, None)
         return news
 
+    def took(self, key: PoolKey, revision: str, role: str) -> None:
+        """Remember that the API server would take a set; only of the newest revision, as others have groups."""
+        kept = {entry for entry in self.tried(key) if entry[0] == revision}
+        self._tried[key] = frozenset({*kept, (revision, role)})
+
+    def tried(self, key: PoolKey) -> frozenset[tuple[str, str]]:
+        """Return revision and role of the sets that the API server would take."""
+        return self._tried.get(key, frozenset())
+
     def forget(self, key: PoolKey) -> None:
         """Forget a pool that is gone."""
+        self._tried.pop(key, None)
         self._refusals.pop(key, None)
         self._repairs.pop(key, None)
         self._serials.pop(key, None)
@@ -119,7 +130,13 @@ def observe(
     )
     memory.noticed(key, children)
     return Observed(
-        pool, children, cache.pods(key), memory.refusals(key), memory.contests(key, now), memory.last_serial(key)
+        pool,
+        children,
+        cache.pods(key),
+        memory.refusals(key),
+        memory.contests(key, now),
+        memory.last_serial(key),
+        tried=memory.tried(key),
     )
 
 
