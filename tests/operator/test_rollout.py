@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -163,6 +164,22 @@ def test_every_small_pool_reaches_the_newest_revision(order: str) -> None:
             assert ran.complete(), (prefill, decode, mine, theirs)
             if mine[0] and theirs[0]:
                 assert "floor" not in ran.gave_up(), "one group more of each role is enough to keep the floor"
+
+
+#: Numbers of groups of a role: all of them where new examples are looked for, which takes half an hour.
+NUMBERS = range(1, 65) if "TWINPOOL_EXPLORE" in os.environ else (1, 7, 33, 64)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("amounts", [(1, 0), (0, 1), (2, 1), ("25%", "25%"), (0, "50%"), ("100%", 0)], ids=str)
+def test_every_pair_of_numbers_reaches_the_newest_revision(amounts: tuple[int | str, int | str]) -> None:
+    rollout = Rollout(max_surge=amounts[0], max_unavailable=amounts[1])
+    orders = itertools.cycle(ORDERS.values())
+    for prefill, decode in itertools.product(NUMBERS, repeat=2):
+        limits = [(count, *rollout.bounds("decode", count)) for count in (prefill, decode)]
+        ran = running(limits[0], limits[1]).finish(*next(orders))
+        assert ran.complete(), (prefill, decode)
+        assert "floor" not in ran.gave_up() or not all(surge for _, surge, _ in limits), (prefill, decode)
 
 
 AMOUNT = st.one_of(st.integers(0, 3), st.integers(0, 64), st.integers(0, 100).map("{}%".format))
