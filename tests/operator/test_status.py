@@ -250,6 +250,11 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     told = router_config(make_pool({"prefill": {"drainTimeout": "10m"}, "routing": routing, "handoff": handoff}))
     assert told.on_prefill_failure == "fail"
     assert (told.models, told.disaggregated, told.connector) == (("acme/model",), True, "nixl")
+    queue = {"concurrency": 64, "max": 0, "timeout": "500ms", "priorities": True}
+    queued = router_config(make_pool({"routing": {"queue": queue}, "objectives": {"ttft": "800ms"}}))
+    assert (queued.queue_concurrency, queued.queue_max) == (64, 0)
+    assert (queued.queue_timeout, queued.queue_priorities) == (0.5, True)
+    assert (queued.ttft, router_config(make_pool()).queue_max) == (0.8, 1024)
     aliased = make_pool({"model": {"name": "acme/model", "aliases": ["small", "gpt-4o"]}})
     assert router_config(aliased).models == ("acme/model", "small", "gpt-4o")
     assert (told.policy, told.drain_timeout) == ("random", 615.0)

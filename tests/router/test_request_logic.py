@@ -143,6 +143,9 @@ def test_the_model_and_the_estimates() -> None:
     assert read(Route.CHAT, b'{"model":null,"max_tokens":7}').output_tokens == 7
     assert read(Route.CHAT, b'{"max_tokens":"many"}').output_tokens == 256
     assert read(Route.CHAT, b"{}").model is None
+    priorities = {b"-3": -3, b"12": 12, b"null": 0, b'"5"': 0, b"1.5": 0, b"9999999999": 0, b"--1": 0}
+    for text, priority in priorities.items():
+        assert read(Route.CHAT, b'{"priority":' + text + b"}" if text != b"--1" else b"{}").priority == priority
     assert read(Route.RESPONSES, b'{"max_output_tokens":9}').output_tokens == 9
     assert read(Route.MESSAGES, b'{"max_tokens":8}').output_tokens == 8
 

@@ -217,6 +217,14 @@ class RouterConfig:
     on_prefill_failure: OnPrefillFailure = "retry-then-local"
     policy: Literal["least-load", "round-robin", "random"] = "least-load"
     drain_timeout: float = 300.0
+    #: The queue of one router: requests that it keeps at one decode worker, that may wait, and for how many seconds.
+    queue_concurrency: int = 1024
+    queue_max: int = 1024
+    queue_timeout: float = 30.0
+    #: The ``priority`` of a request counts.
+    queue_priorities: bool = False
+    #: The objective for the first token, in seconds: who waits longer gives way when the queue is full.
+    ttft: float | None = None
     #: Clients need an API key of :data:`ROUTER_KEYS_DIRECTORY`.
     auth: bool = False
     #: HTTPS with the certificate in :data:`ROUTER_TLS_DIRECTORY`.

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from twinpool.core import protocol
-from twinpool.core.fields import ByteSize, CpuCores, Part, PodTemplate, SecretReference
+from twinpool.core.fields import ByteSize, CpuCores, Duration, Part, PodTemplate, SecretReference
 
 
 class RouterService(Part):
@@ -42,6 +42,27 @@ class Tls(Part):
     )
 
 
+class RequestQueue(Part):
+    """Requests that wait for room at the workers, in each router."""
+
+    concurrency: int = Field(
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="Requests that one router keeps at one decode worker; more wait in its queue.",
+    )
+    max: int = Field(
+        1024,
+        ge=0,
+        le=1_000_000,
+        description="Requests that may wait in one router; then HTTP 429, first for those that miss their objective.",
+    )
+    timeout: Duration = Field("30s", description="How long a request may wait; then HTTP 504.")
+    priorities: bool = Field(
+        False, description="Whether the priority of a request counts (as in vLLM, a smaller one goes first)."
+    )
+
+
 class Routing(Part):
     """The HTTP endpoint."""
 
@@ -50,6 +71,7 @@ class Routing(Part):
         "least-load",
         description="How a worker is chosen: least-load (fewest admitted tokens), round-robin or random.",
     )
+    queue: RequestQueue = Field(default_factory=RequestQueue, description="Requests that wait for room at the workers.")
     auth: Auth | None = Field(None, description="API keys that clients must send; without it everybody may ask.")
     tls: Tls | None = Field(None, description="HTTPS at the routers; without it they speak HTTP.")
     service: RouterService = Field(default_factory=RouterService, description="The Service in front of the routers.")

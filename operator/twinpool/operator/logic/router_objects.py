@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.protocol import RouterConfig
+from twinpool.core.units import parse_duration
 from twinpool.operator.logic import names
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.pods import downward_env, enforced
@@ -36,6 +37,7 @@ def router_objects(pool: InferencePool, settings: Settings, last_serial: int) ->
 def router_config(pool: InferencePool) -> RouterConfig:
     """Return what the routers are told."""
     disaggregated = pool.spec.prefill is not None
+    queue, ttft = pool.spec.routing.queue, pool.spec.objectives.ttft
     return RouterConfig(
         pool=pool.metadata.name,
         namespace=pool.metadata.namespace,
@@ -45,6 +47,11 @@ def router_config(pool: InferencePool) -> RouterConfig:
         on_prefill_failure=pool.spec.handoff.on_prefill_failure,
         policy=pool.spec.routing.policy,
         drain_timeout=float(router_drain(pool)),
+        queue_concurrency=queue.concurrency,
+        queue_max=queue.max,
+        queue_timeout=parse_duration(queue.timeout),
+        queue_priorities=queue.priorities,
+        ttft=None if ttft is None else parse_duration(ttft),
         auth=pool.spec.routing.auth is not None,
         tls=pool.spec.routing.tls is not None,
     )

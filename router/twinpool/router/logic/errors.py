@@ -19,6 +19,7 @@ _TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     417: "invalid_request_error",
+    429: "rate_limit_error",
     431: "invalid_request_error",
     501: "invalid_request_error",
     503: "service_unavailable_error",

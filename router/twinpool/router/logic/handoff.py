@@ -35,6 +35,8 @@ DECODE_TRIES: Final = 2
 class Phase(Enum):
     """Where a request is."""
 
+    #: No place at the workers yet.
+    QUEUED = "queued"
     PREFILL = "prefill"
     #: A decode worker is being reached; nothing was sent yet.
     CONNECT = "connect"

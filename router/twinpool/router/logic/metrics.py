@@ -32,6 +32,14 @@ FAMILIES: Final[dict[str, tuple[str, Labels, str]]] = {
     ),
     "twinpool_router_client_aborts_total": ("counter", ("phase",), "Clients that left before their answer's end."),
     "twinpool_router_broken_streams_total": ("counter", (), "Answers cut by a worker's death."),
+    "twinpool_router_turned_away_total": (
+        "counter",
+        ("reason",),
+        "Requests that got no place at the workers: full (HTTP 429) or timeout (504).",
+    ),
+    "twinpool_router_queue_seconds": ("histogram", (), "Time that requests waited for a place at the workers."),
+    "twinpool_router_requests_waiting": ("gauge", (), "Requests that wait for a place at the workers."),
+    "twinpool_router_key_requests_total": ("counter", ("key",), "Requests by name of the client's API key."),
     "twinpool_router_time_to_first_token_seconds": (
         "histogram",
         ("route",),

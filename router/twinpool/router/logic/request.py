@@ -77,6 +77,8 @@ class Request:
     output_tokens: int
     #: The answer comes as events.
     stream: bool = False
+    #: vLLM's: a smaller one goes first.
+    priority: int = 0
 
 
 def read(route: Route, body: bytes) -> Request:
@@ -108,6 +110,7 @@ def read(route: Route, body: bytes) -> Request:
         prompt_tokens=len(body) // _BYTES_PER_TOKEN + 1,
         output_tokens=_output_tokens(fields) if split_by_route or route in _GENERATING else 0,
         stream="stream" in fields and bytes(fields["stream"]) == b"true",
+        priority=_priority(fields),
     )
 
 
@@ -224,6 +227,11 @@ def _one_prompt(fields: Fields) -> bool:
     if prompt[:1] != b"[" or first not in (b'"', b"["):
         return prompt[:1] == b"[" and first.isdigit()
     return len(_split_list(prompt)) == 1
+
+
+def _priority(fields: Fields) -> int:
+    text = bytes(fields["priority"]) if "priority" in fields else b""
+    return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 9 else 0
 
 
 def _output_tokens(fields: Fields) -> int:

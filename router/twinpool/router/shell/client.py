@@ -236,6 +236,8 @@ class ClientConnection(asyncio.Protocol):
             self._end_or_free()
             return
         self.deadline = _NEVER
+        if call.key:
+            pool.numbers.add("twinpool_router_key_requests_total", (call.key,))
         exchange = self._exchange = Exchange(pool, self, call)
         exchange.start()
 

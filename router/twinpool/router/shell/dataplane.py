@@ -44,6 +44,7 @@ class DataProcess:
         """Return what was counted, with the gauges of this moment."""
         numbers = self.pool.numbers
         numbers.values["twinpool_router_clients"] = {(): float(len(self._clients))}
+        numbers.values["twinpool_router_requests_waiting"] = {(): float(self.pool.admission.waiting)}
         suspects = (self.pool.directory.known[endpoint] for endpoint in self.pool.suspects())
         numbers.values["twinpool_router_endpoint_suspect"] = {(e.pod, e.role): 1.0 for e in suspects}
         return channel.Report(number, numbers, self.pool.ledger.items())
@@ -73,6 +74,7 @@ class DataProcess:
             for client in list(self._clients):
                 client.sweep(now)
             self.pool.connections.sweep(set(self.pool.directory.known))
+            self.pool.admission.sweep()
             if self._certificate is not None:
                 self._certificate.refresh()
             channel.send(writer, self.report())
@@ -113,7 +115,8 @@ async def serve(listener: socket.socket, control: socket.socket) -> None:
     hello = channel.decode_down(first)
     assert isinstance(hello, channel.Hello)
     settings = hello.settings
-    pool = Pool(loop, settings.config, settings.limits, Random())  # noqa: S311 - spreads load, keeps no secret
+    rng = Random()  # noqa: S311 - spreads load, keeps no secret
+    pool = Pool(loop, settings.config, settings.limits, rng, settings.workers)
     if hello.keys is not None:
         pool.keyring = Keyring(hello.keys, os.urandom(16))
     certificate = Certificate(settings.tls) if settings.tls is not None else None

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from twinpool.router.logic.headers import Forwarded
     from twinpool.router.logic.ledger import Ticket
     from twinpool.router.logic.opening import HiddenError
+    from twinpool.router.logic.queue import Waiting
+    from twinpool.router.shell.admission import Guest
     from twinpool.router.shell.pool import Pool
 
 UNAVAILABLE = Refusal(
@@ -75,21 +77,26 @@ class Call:
     request: Request
     #: When it was complete, on the pool's clock.
     started: float
+    #: Name of the client's API key.
+    key: str = ""
 
 
 class Exchange:
     """One request, from its acceptance to the one outcome that its client gets."""
 
     __slots__ = (
-        "_call", "_client", "_decode", "_events", "_fill", "_first", "_held", "_hidden", "_params", "_prefill",
-        "_prefill_endpoint", "_state", "_tried_decode", "_tried_prefill", "_until_close", "pool", "status",
+        "_admitted", "_call", "_client", "_decode", "_events", "_fill", "_first", "_held", "_hidden", "_params",
+        "_prefill", "_prefill_endpoint", "_state", "_tried_decode", "_tried_prefill", "_until_close", "_waiting",
+        "pool", "status",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, client: Client, call: Call) -> None:
         self.pool = pool
         self._client = client
         self._call = call
-        self._state: State
+        self._state = State(Phase.QUEUED)
+        self._admitted = False
+        self._waiting: Waiting[Guest] | None = None
         self._prefill: PrefillLeg | None = None
         self._decode: DecodeLeg | None = None
         self._prefill_endpoint: Endpoint | None = None
@@ -105,15 +112,31 @@ class Exchange:
         self.status = 0
 
     def start(self) -> None:
-        """Begin."""
+        """Begin, when there is a place at the workers."""
+        request = self._call.request
+        priority = self.pool.priority(request)
+        tokens = request.prompt_tokens + request.output_tokens
+        self._waiting = self.pool.admission.enter(self, self._call.key, priority, tokens)
+
+    def begin(self) -> None:
+        """There is a place (:class:`twinpool.router.shell.admission.Guest`)."""
+        self._admitted, self._waiting = True, None
         config = self.pool.config
         self._apply(handoff.begin(self._call.request.splittable and config.disaggregated, config.on_prefill_failure))
+
+    def turn_away(self, refusal: Refusal) -> None:
+        """There will be none."""
+        self._waiting = None
+        self._client.refuse(refusal, self._call.forwarded.request_id)
 
     # What the client's connection reports.
 
     def client_gone(self) -> None:
         """The client closed its connection; nothing is sent to it any more."""
         self.pool.numbers.add("twinpool_router_client_aborts_total", (self._state.phase.value,))
+        if self._waiting is not None:
+            self.pool.admission.forget(self._waiting)
+            self._waiting = None
         self._apply(handoff.client_gone(self._state))
 
     def pause(self) -> None:
@@ -214,6 +237,9 @@ class Exchange:
         self._state, actions = step
         for action in actions:
             _ACTIONS[action](self)
+        if self._state.phase is Phase.DONE and self._admitted:
+            self._admitted = False
+            self.pool.admission.leave()
 
     def _start_prefill(self) -> None:
         endpoint = self.pool.choose_prefill(self._tried_prefill if self._state.prefill_failures else ())

@@ -13,6 +13,8 @@ from twinpool.router.logic import endpoints, policy, share
 from twinpool.router.logic.breaker import Breaker
 from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.metrics import Numbers
+from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
+from twinpool.router.shell.admission import Admission
 from twinpool.router.shell.upstream import Connections
 
 if TYPE_CHECKING:
@@ -23,14 +25,18 @@ if TYPE_CHECKING:
     from twinpool.core.protocol import RouterConfig
     from twinpool.router.logic.endpoints import Directory, Endpoint
     from twinpool.router.logic.keys import Keyring
+    from twinpool.router.logic.request import Request
     from twinpool.router.settings import Limits
 
 
 class Pool:
     """Endpoints, books and connections of one data process."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, config: RouterConfig, limits: Limits, rng: Random) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, config: RouterConfig, limits: Limits, rng: Random, processes: int = 1
+    ) -> None:
         self.loop = loop
+        self._processes = processes
         #: For what is measured; the loop's own clock has whole milliseconds only.
         self.clock = time.monotonic
         self.config = config
@@ -42,6 +48,13 @@ class Pool:
         self.breaker = Breaker()
         self.numbers = Numbers()
         self.connections = Connections(loop, limits)
+        self.admission = Admission(
+            loop,
+            self.numbers,
+            size=-(-config.queue_max // processes),
+            timeout=config.queue_timeout,
+            patience=config.queue_timeout if config.ttft is None else config.ttft,
+        )
         self.draining = False
         #: None where nobody needs an API key.
         self.keyring: Keyring | None = None
@@ -59,6 +72,14 @@ class Pool:
         admitted = (endpoint.id for endpoint in known if endpoint.admitted)
         self.breaker.keep(self.directory.known, admitted, self.loop.time())
         self.connections.sweep(set(self.directory.known))
+        # Each data process has its share of the places, and at least one.
+        self.admission.resize(-(-self.config.queue_concurrency * len(self.directory.decode) // self._processes))
+
+    def priority(self, request: Request) -> int:
+        """Return the priority that a request has in the queue."""
+        if not self.config.queue_priorities:
+            return 0
+        return min(max(request.priority, MOST_URGENT), LEAST_URGENT)
 
     def choose_prefill(self, tried: Collection[str]) -> Endpoint | None:
         """Choose a prefill worker that was not tried yet."""

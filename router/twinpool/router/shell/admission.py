@@ -1,0 +1,118 @@
+"""How many requests of this process are at the workers, and who waits until one of them ends.
+
+Always true: an exchange is admitted once and gives its place back once, however it ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from twinpool.router.logic.errors import Refusal
+from twinpool.router.logic.queue import Queue, Waiting, retry_after
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from twinpool.router.logic.metrics import Numbers
+
+
+class Guest(Protocol):
+    """Who asks for a place."""
+
+    def begin(self) -> None:
+        """There is a place."""
+
+    def turn_away(self, refusal: Refusal) -> None:
+        """There will be none."""
+
+
+class Admission:
+    """Places for requests at the workers of one data process."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, numbers: Numbers, *, size: int, timeout: float, patience: float
+    ) -> None:
+        self._loop = loop
+        self._numbers = numbers
+        self._timeout = timeout
+        self._queue: Queue[Guest] = Queue(size, patience)
+        self._running = 0
+        #: None while no worker serves: nobody waits then, everybody is told.
+        self._places: int | None = None
+        self._ended = 0
+        self._rate = 0.0
+        self._scheduled = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Requests that have a place."""
+        return self._running
+
+    def resize(self, places: int) -> None:
+        """Set the number of places; 0 when no worker serves."""
+        self._places = places or None
+        self._pump_later()
+
+    def enter(self, guest: Guest, key: str, priority: int, tokens: int) -> Waiting[Guest] | None:
+        """Let ``guest`` begin at once, or wait, or turn somebody away; return its entry while it waits."""
+        if self._places is None or (self._running < self._places and not self._queue):
+            self._begin(guest)
+            return None
+        entry = Waiting(guest, key, priority, tokens, self._loop.time())
+        out = self._queue.push(entry, self._loop.time())
+        if out is not None:
+            self._turn_away(out, "full")
+        return None if out is entry else entry
+
+    def leave(self) -> None:
+        """A guest that had a place is done."""
+        self._running -= 1
+        self._ended += 1
+        if self._queue:
+            self._pump_later()
+
+    def forget(self, entry: Waiting[Guest]) -> None:
+        """The client of somebody who waits has left."""
+        self._queue.remove(entry)
+
+    def sweep(self) -> None:
+        """Once a second: turn away who waited too long, and see how many requests end in a second."""
+        self._rate += (self._ended - self._rate) / 4
+        self._ended = 0
+        for entry in self._queue.expired(self._loop.time() - self._timeout):
+            self._turn_away(entry, "timeout")
+
+    def _begin(self, guest: Guest) -> None:
+        self._running += 1
+        guest.begin()
+
+    def _pump_later(self) -> None:
+        """From the loop, because an exchange that fails at once would begin the next one from its own end."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        while self._places is None or self._running < self._places:
+            entry = self._queue.pop()
+            if entry is None:
+                return
+            self._numbers.observe("twinpool_router_queue_seconds", self._loop.time() - entry.since)
+            self._begin(entry.item)
+
+    def _turn_away(self, entry: Waiting[Guest], reason: str) -> None:
+        self._numbers.add("twinpool_router_turned_away_total", (reason,))
+        seconds = retry_after(len(self._queue), self._rate)
+        if reason == "full":
+            message = "More requests wait than the pool's routing.queue.max allows. Try again later."
+            refusal = Refusal(429, "queue_full", message, retry_after=seconds)
+        else:
+            message = f"No worker had room within {self._timeout:g} s (the pool's routing.queue.timeout)."
+            refusal = Refusal(504, "queue_timeout", message, retry_after=seconds)
+        entry.item.turn_away(refusal)
