@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ from twinpool.router.settings import Limits
 from twinpool.router.shell import routes
 from twinpool.router.shell.client import ClientConnection
 from twinpool.router.shell.pool import Pool
+from twinpool.worker.engines.simulated import flags
+from twinpool.worker.engines.simulated.server import running
 
 DEADLINE = 10.0
 
@@ -360,6 +364,30 @@ async def router(make_router: Callable[..., Awaitable[Router]]) -> Router:
     await result.engine("prefill")
     await result.engine("decode")
     return result
+
+
+#: The lease frees what decode refuses to pull: prefill accepts a request whose limits only decode gets to see.
+SIMULATED = ("--model", "m", "--time-scale", "0", "--max-model-len", "256", "--lease-seconds", "2")
+_hosts = itertools.count(1)
+
+
+@pytest.fixture
+async def twins(make_router: Callable[..., Awaitable[Router]]) -> AsyncIterator[Any]:
+    """A router over a simulated prefill and decode engine (``apps``), and one that serves ``alone``."""
+    router: Any = await make_router(models=("m", "other"))
+    async with contextlib.AsyncExitStack() as stack:
+        router.apps, endpoints = {}, []
+        for role in ("prefill", "decode", "aggregated"):
+            host = f"127.92.{os.getpid() % 250}.{next(_hosts)}"  # tests run in several processes
+            connector = () if role == "aggregated" else ("--connector", "nixl")
+            settings = flags.parse(["--host", host, "--role", role, *SIMULATED, *connector])
+            router.apps[role] = await stack.enter_async_context(running(settings))
+            router.alone = host
+            if role != "aggregated":
+                endpoints.append(Endpoint(role, role, host, 8000, pod=role, admitted=True))  # type: ignore[arg-type]
+        router.pool.update(endpoints)
+        yield router
+        router.pool.connections.close()
 
 
 @pytest.fixture

@@ -6,17 +6,10 @@ field that the handoff loses or changes shows.
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import pytest
 
-from twinpool.router.logic.endpoints import Endpoint
-from twinpool.worker.engines.simulated import flags
-from twinpool.worker.engines.simulated.server import running
-
-#: The lease frees what decode refuses to pull: prefill accepts a request whose limits only decode gets to see.
-FLAGS = ("--model", "m", "--time-scale", "0", "--max-model-len", "256", "--lease-seconds", "2")
 #: Fields of a request and whether such a request is split over two workers.
 FIELDS = [
     ({}, True),
@@ -74,25 +67,6 @@ CASES += [("/v1/completions", *case) for case in COMPLETIONS] + [("/v1/chat/comp
 STREAMS = ({}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}})
 
 
-@pytest.fixture
-async def twins(make_router, kit):
-    """A router over a prefill and a decode engine, and an engine that serves alone."""
-    router = await make_router(models=("m",))
-    async with contextlib.AsyncExitStack() as stack:
-        apps, endpoints = {}, []
-        for number, role in enumerate(("prefill", "decode", "aggregated"), 1):
-            host = f"127.92.0.{number}"
-            connector = () if role == "aggregated" else ("--connector", "nixl")
-            settings = flags.parse(["--host", host, "--role", role, *FLAGS, *connector])
-            apps[role] = await stack.enter_async_context(running(settings))
-            if role != "aggregated":
-                endpoints.append(Endpoint(role, role, host, 8000, pod=role, admitted=True))
-        router.pool.update(endpoints)
-        router.apps = apps
-        yield router
-        router.pool.connections.close()
-
-
 def meaning(answer) -> list[object]:
     """Return what an answer says, without the names that every answer has of its own."""
     if "event-stream" in answer.headers["content-type"]:
@@ -111,7 +85,7 @@ def meaning(answer) -> list[object]:
 
 @pytest.mark.parametrize("stream", STREAMS, ids=["whole", "stream", "usage"])
 async def test_a_split_request_answers_as_one_engine_does(twins, kit, stream):
-    alone = kit.RawClient(*await kit.asyncio.open_connection("127.92.0.3", 8000))
+    alone = kit.RawClient(*await kit.asyncio.open_connection(twins.alone, 8000))
     client = await twins.connect()
     for path, fields, split in CASES:
         request = kit.post({**BASES[path], **fields, **stream}, path)
@@ -134,7 +108,7 @@ async def test_a_split_request_answers_as_one_engine_does(twins, kit, stream):
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 async def test_other_routes_answer_as_the_engine_does(twins, kit, path):
     body = {"model": "m", "prompt": "hello"} if path == "/tokenize" else {"model": "m", "tokens": [3, 4]}
-    alone = kit.RawClient(*await kit.asyncio.open_connection("127.92.0.3", 8000))
+    alone = kit.RawClient(*await kit.asyncio.open_connection(twins.alone, 8000))
     alone.send(kit.post(body, path))
     assert (await twins.ask(kit.post(body, path))).body == (await alone.answer()).body
     alone.abort()

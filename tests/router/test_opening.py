@@ -78,6 +78,7 @@ async def test_a_stream_that_fails_to_load_its_kv_is_served_whole(router, kit):
         answer = await router.ask(kit.post(kit.STREAM))
         assert (answer.status, answer.body) == (200, b"".join(kit.EVENTS))
     assert router.value("handoffs_total", "local", "decode_error") == 2
+    assert not router.pool.suspects(), "a decode worker is not blamed for KV that prefill lost"
     await router.idle()
 
 

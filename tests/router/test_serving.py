@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 GUARD = {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 1}
 
 
@@ -109,6 +111,14 @@ async def test_responses_and_messages_are_served_whole_and_stored_ones_refused(r
         answer = await router.ask(kit.post({"model": "m", "input": "x", name: value}, "/v1/responses"))
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "stateless", name)
     assert len(decode.requests) == 2
+
+
+@pytest.mark.parametrize("size", [6_200, 32_000, 128_000, 4_000_000, 20_000_000])
+async def test_long_prompts_pass(router, kit, size):
+    prompt = "long " * (size // 5)
+    answer = await router.ask(kit.post({**kit.STREAM, "prompt": prompt}))
+    assert (answer.status, answer.body) == (200, b"".join(kit.EVENTS))
+    assert all(engine.requests[-1].json["prompt"] == prompt for engine in router.engines)
 
 
 async def test_an_aggregated_pool_sends_whole_requests(make_router, kit):
