@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import yaml
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from twinpool.core import protocol
 from twinpool.core.crd import custom_resource_definition
+from twinpool.core.protocol import Policy
 from twinpool.core.spec import InferencePool
 from twinpool.core.units import BYTES_PATTERN, CPU_PATTERN, DURATION_PATTERN
 
@@ -380,7 +381,7 @@ SPEC = st.fixed_dictionaries(
         "objectives": optional(ttft=pattern(DURATION_PATTERN), percentile=st.integers(50, 99)),
         "routing": optional(
             replicas=st.integers(0, 64),
-            policy=st.sampled_from(["least-load", "round-robin", "random"]),
+            policy=st.sampled_from(get_args(Policy)),
             service=optional(port=st.integers(1, 65535), annotations=MAPS),
         ),
         "rollout": optional(

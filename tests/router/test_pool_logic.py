@@ -20,11 +20,6 @@ from twinpool.router.logic.errors import Refusal, Refused, error_body, error_eve
 from twinpool.router.logic.headers import forward
 from twinpool.router.logic.health import Health, Probe, judge
 from twinpool.router.logic.ledger import Ledger
-from twinpool.router.logic.policy import choose, preferred
-
-
-def rng() -> random.Random:
-    return random.Random(0)
 
 
 def endpoint(name: str, role: str = "decode", revision: str = "r", admitted: bool = True) -> Endpoint:
@@ -178,37 +173,6 @@ def test_a_static_list_with_a_mistake(document: Any, words: str) -> None:
         endpoints_of_file(document, "f")
 
 
-def test_round_robin_is_fair_and_does_not_walk_in_step() -> None:
-    prefill, decode = [endpoint("p0"), endpoint("p1")], [endpoint("d0"), endpoint("d1")]
-    pairs = set()
-    counts = {"d0": 0, "d1": 0}
-    for turn in range(40):
-        p = prefill[turn % 2]
-        d = choose("round-robin", decode, Ledger(), turn, rng())
-        pairs.add((p.id, d.id))
-        counts[d.id] += 1
-    assert len(pairs) == 4
-    assert counts == {"d0": 20, "d1": 20}
-
-
-def test_least_load_takes_the_fewest_tokens_and_breaks_ties_at_random() -> None:
-    workers, ledger = [endpoint(f"d{n}") for n in range(3)], Ledger()
-    ledger.admit("d0", 10)
-    ledger.admit("d1", 5)
-    assert choose("least-load", workers, ledger, 0, rng()).id == "d2"
-    ledger.admit("d2", 5)
-    dice = rng()
-    assert {choose("least-load", workers, ledger, 0, dice).id for _ in range(50)} == {"d1", "d2"}
-    assert {choose("random", workers, ledger, 0, dice).id for _ in range(50)} == {"d0", "d1", "d2"}
-    assert choose("random", workers[:1], ledger, 0, dice).id == "d0"
-
-
-def test_preferred() -> None:
-    workers = [endpoint("a"), endpoint("b")]
-    assert [e.id for e in preferred(workers, {"a"})] == ["b"]
-    assert preferred(workers, {"a", "b"}) is workers
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100), st.booleans())), st.randoms())
 def test_the_books_balance_in_any_order(entries: list[tuple[int, int, bool]], order: Any) -> None:
     ledger = Ledger()
@@ -218,12 +182,17 @@ def test_the_books_balance_in_any_order(entries: list[tuple[int, int, bool]], or
         if hold:
             tickets.append((ledger.pulled, ledger.hold(name)))
         else:
-            tickets.append((ledger.close, ledger.admit(name, tokens)))
+            ticket = ledger.admit(name, tokens, tokens / 7)
+            tickets.append((ledger.close, ticket))
+            if tokens % 2:
+                ledger.prefilled(ticket)
+                ledger.prefilled(ticket)
     for number in range(4):
         mine = [e for e in entries if e[0] == number]
         load = ledger[f"e{number}"]
         assert load.tokens == sum(t for _, t, hold in mine if not hold)
         assert load.requests == sum(not hold for _, _, hold in mine)
+        assert load.backlog == pytest.approx(sum(t / 7 for _, t, hold in mine if not hold and not t % 2), abs=1e-4)
         assert load.unpulled == sum(hold for _, _, hold in mine)
     order.shuffle(tickets)
     for close, ticket in tickets:

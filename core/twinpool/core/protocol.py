@@ -43,6 +43,9 @@ LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
+#: How routers choose a worker, and whether they hand a request over that could be.
+Policy = Literal["least-load", "round-robin", "random", "prefix", "price"]
+Conditional = Literal["always", "auto", "never"]
 
 #: What becomes of a request whose prompt no prefill worker could read.
 OnPrefillFailure = Literal["retry-then-local", "local", "fail"]
@@ -215,7 +218,9 @@ class RouterConfig:
     disaggregated: bool = True
     connector: Literal["nixl"] | None = "nixl"
     on_prefill_failure: OnPrefillFailure = "retry-then-local"
-    policy: Literal["least-load", "round-robin", "random"] = "least-load"
+    policy: Policy = "least-load"
+    #: Whether a request that could be handed off is: always, never, or when that is cheaper (auto).
+    conditional: Conditional = "always"
     drain_timeout: float = 300.0
     #: The queue of one router: requests that it keeps at one decode worker, that may wait, and for how many seconds.
     queue_concurrency: int = 1024

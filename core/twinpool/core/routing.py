@@ -67,9 +67,10 @@ class Routing(Part):
     """The HTTP endpoint."""
 
     replicas: int = Field(1, ge=0, le=64, description="Router pods.")
-    policy: Literal["least-load", "round-robin", "random"] = Field(
+    policy: protocol.Policy = Field(
         "least-load",
-        description="How a worker is chosen: least-load (fewest admitted tokens), round-robin or random.",
+        description="How a worker is chosen: least-load (fewest admitted tokens), price (least waiting caused, in "
+        "seconds, with what workers probably have cached), prefix (most cached tokens), round-robin or random.",
     )
     queue: RequestQueue = Field(default_factory=RequestQueue, description="Requests that wait for room at the workers.")
     auth: Auth | None = Field(None, description="API keys that clients must send; without it everybody may ask.")

@@ -285,6 +285,11 @@ class Handoff(Part):
     """How the KV cache goes from prefill to decode."""
 
     connector: Literal["nixl"] = Field("nixl", description="Transfer library: nixl (decode pulls from prefill).")
+    conditional: protocol.Conditional = Field(
+        "always",
+        description="Whether a request is handed off: always, never (decode workers serve whole requests), or auto: "
+        "only when that causes less waiting, in seconds, than prefilling on the decode worker.",
+    )
     on_prefill_failure: protocol.OnPrefillFailure = Field(
         "retry-then-local",
         description="What becomes of a prompt that a prefill worker did not read: retry-then-local (another prefill "

@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import uvloop
 
@@ -17,6 +17,7 @@ from twinpool.core.protocol import (
     ROUTER_KEYS_DIRECTORY,
     ROUTER_PORT,
     ROUTER_TLS_DIRECTORY,
+    Policy,
     RouterConfig,
 )
 from twinpool.router.settings import Limits, Settings
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping, Sequence
 
-_POLICIES = ("least-load", "round-robin", "random")
+_POLICIES = get_args(Policy)
 
 
 def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:

@@ -46,6 +46,7 @@ def router_config(pool: InferencePool) -> RouterConfig:
         connector=pool.spec.handoff.connector if disaggregated else None,
         on_prefill_failure=pool.spec.handoff.on_prefill_failure,
         policy=pool.spec.routing.policy,
+        conditional=pool.spec.handoff.conditional,
         drain_timeout=float(router_drain(pool)),
         queue_concurrency=queue.concurrency,
         queue_max=queue.max,

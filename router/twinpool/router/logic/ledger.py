@@ -6,13 +6,16 @@ abort nor an error can leave load behind. Tokens are estimates made at admission
 
 from dataclasses import dataclass
 
+_MICROSECONDS = 1_000_000
+
 
 @dataclass(slots=True)
 class Ticket:
-    """One leg's entry in the books."""
+    """One leg's entry in the books. ``prefill`` is what it has yet to compute, in microseconds of the model."""
 
     endpoint: str
     tokens: int
+    prefill: int = 0
     open: bool = True
 
 
@@ -22,8 +25,15 @@ class Load:
 
     tokens: int = 0
     requests: int = 0
+    #: Prefill that is yet to be done, in microseconds: whole numbers, so that what is taken out is what was put in.
+    prefill: int = 0
     #: Handoffs that it has prefilled and whose KV nobody has pulled yet.
     unpulled: int = 0
+
+    @property
+    def backlog(self) -> float:
+        """Return the prefill that is yet to be done in seconds, as the model of prices has it."""
+        return self.prefill / _MICROSECONDS
 
 
 IDLE = Load()
@@ -42,16 +52,25 @@ class Ledger:
         """Return every endpoint with work."""
         return list(self._loads.items())
 
-    def admit(self, endpoint: str, tokens: int) -> Ticket:
-        """Enter a leg of about ``tokens`` tokens."""
+    def admit(self, endpoint: str, tokens: int, prefill: float = 0.0) -> Ticket:
+        """Enter a leg of about ``tokens`` tokens, with ``prefill`` seconds of prompt to compute."""
         load = self._loads.setdefault(endpoint, Load())
+        ticket = Ticket(endpoint, tokens, round(prefill * _MICROSECONDS))
         load.tokens += tokens
         load.requests += 1
-        return Ticket(endpoint, tokens)
+        load.prefill += ticket.prefill
+        return ticket
+
+    def prefilled(self, ticket: Ticket) -> None:
+        """The leg's first token is there, so its prompt is computed; the second time is nothing."""
+        if ticket.open and ticket.prefill:
+            self._loads[ticket.endpoint].prefill -= ticket.prefill
+            ticket.prefill = 0
 
     def close(self, ticket: Ticket) -> None:
         """Take a leg out again; the second time is nothing."""
         if ticket.open:
+            self.prefilled(ticket)
             ticket.open = False
             load = self._loads[ticket.endpoint]
             load.tokens -= ticket.tokens

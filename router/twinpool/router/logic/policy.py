@@ -1,40 +1,94 @@
-"""Which of several endpoints gets the next request.
+"""Which of several workers gets the next request. Pure: the same inputs give the same choice, here and in simulation.
 
-``turn`` is a counter of the caller's, one per role; ``rng`` is the caller's too, so equal inputs give equal choices.
+Five policies, from none to all of what is known: ``random``, ``round-robin``, ``least-load`` (fewest admitted tokens),
+``prefix`` (most cached prompt tokens, then least load) and ``price`` (:mod:`twinpool.router.logic.price`: the least
+waiting caused, in seconds). Always true: a choice is one of the candidates; equals are told apart at random, because
+routers that all took the first one would send the next burst to the same worker.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Callable, Container, Sequence
     from random import Random
 
+    from twinpool.core.protocol import Policy
     from twinpool.router.logic.endpoints import Endpoint
-    from twinpool.router.logic.ledger import Ledger
 
-Policy = Literal["least-load", "round-robin", "random"]
+#: Policies that ask what workers hold of a prompt.
+PREFIX_AWARE: frozenset[Policy] = frozenset({"prefix", "price"})
+
+#: Costs this close to the least one are equal: predictions are not better than that.
+_TIE = 1.05
+#: Above this many candidates only those that hold the longest prefixes and as many others, drawn at random, are priced:
+#: two random choices are nearly as good as all (Mitzenmacher, 2001), and a request's cost must not grow with the pool.
+_PRICED = 16
+
+_T = TypeVar("_T")
 
 
-def choose(policy: Policy, candidates: Sequence[Endpoint], ledger: Ledger, turn: int, rng: Random) -> Endpoint:
-    """Pick one of ``candidates``, which must not be empty.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a worker has to do already, and what it holds of the prompt in question. Tokens and seconds."""
 
-    ``least-load`` takes the fewest admitted tokens and breaks ties at random: routers that all took the first one
-    would send the next burst to the same worker.
-    """
-    count = len(candidates)
-    if count == 1:
-        return candidates[0]
-    if policy == "round-robin":
-        # Each cycle starts one further on, or prefill i would for ever be paired with decode i.
-        return candidates[(turn + turn // count) % count]
-    if policy == "random":
-        return candidates[rng.randrange(count)]
-    loads = [ledger[endpoint.id].tokens for endpoint in candidates]
-    least = min(loads)
-    best = [endpoint for endpoint, load in zip(candidates, loads, strict=True) if load == least]
+    #: Admitted and not finished.
+    requests: int = 0
+    tokens: int = 0
+    #: Prefill that it has yet to do.
+    backlog: float = 0.0
+    #: Leading prompt tokens in accelerator memory, and anywhere on the worker.
+    cached: int = 0
+    held: int = 0
+    #: KV tokens that it can hold; 0: not known.
+    capacity: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as far as choosing needs it: estimates in tokens."""
+
+    prompt: int
+    output: int
+
+
+def round_robin(count: int, turn: int) -> int:
+    """Return whose turn it is; ``turn`` counts the requests of a role."""
+    # Each cycle starts one further on, or prefill i would for ever be paired with decode i.
+    return (turn + turn // count) % count
+
+
+def least(costs: Sequence[float], rng: Random) -> int:
+    """Return the place of the least cost, one of those within 5 % of it at random. Costs must not be negative."""
+    bound = min(costs) * _TIE
+    best = [place for place, cost in enumerate(costs) if cost <= bound]
     return best[0] if len(best) == 1 else best[rng.randrange(len(best))]
+
+
+def least_load(loads: Sequence[int], rng: Random) -> int:
+    """Return the place of one with the fewest admitted tokens."""
+    fewest = min(loads)
+    best = [place for place, load in enumerate(loads) if load == fewest]
+    return best[0] if len(best) == 1 else best[rng.randrange(len(best))]
+
+
+def longest_prefix(candidates: Sequence[Candidate], rng: Random) -> int:
+    """Return the place of one that holds the most of the prompt, of several the one with the fewest admitted tokens."""
+    most = max(candidate.held for candidate in candidates)
+    places = [place for place, candidate in enumerate(candidates) if candidate.held == most]
+    return places[least_load([candidates[place].tokens for place in places], rng)]
+
+
+def shortlist(candidates: Sequence[_T], held: Callable[[_T], int], rng: Random) -> Sequence[_T]:
+    """Return the candidates worth pricing: all of a few; of many the best holders and some at random."""
+    if len(candidates) <= _PRICED:
+        return candidates
+    holders = sorted((place for place, one in enumerate(candidates) if held(one)), key=lambda p: -held(candidates[p]))
+    chosen = dict.fromkeys(holders[: _PRICED // 2])
+    chosen.update(dict.fromkeys(rng.sample(range(len(candidates)), _PRICED // 2)))
+    return [candidates[place] for place in chosen]
 
 
 def preferred(candidates: Sequence[Endpoint], avoid: Container[str]) -> Sequence[Endpoint]:

@@ -34,10 +34,11 @@ _PREFILL_OVERRIDES: Final = (
 #: Left out of the prefill leg: they contradict one token without streaming, and engines refuse the contradiction.
 _NOT_FOR_PREFILL: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "stream", "stream_options"})
 
-#: Assumed answer length where the client gives no limit, in tokens; only the ledger uses it.
+#: Assumed answer length where the client gives no limit, in tokens; only books and prices use it.
 _DEFAULT_OUTPUT: Final = 256
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_BYTES_PER_TOKEN: Final = 4
+#: Bytes of JSON that make a token, about; only books and prices use it.
+BYTES_PER_TOKEN: Final = 4
 _FALSY: Final = (b"null", b"false")
 _ONE_OR_NULL: Final = (b"null", b"1")
 
@@ -107,7 +108,7 @@ def read(route: Route, body: bytes) -> Request:
         fields=fields,
         model=_model(fields),
         splittable=split_by_route and _one_sequence(fields) and (route is Route.CHAT or _one_prompt(fields)),
-        prompt_tokens=len(body) // _BYTES_PER_TOKEN + 1,
+        prompt_tokens=len(body) // BYTES_PER_TOKEN + 1,
         output_tokens=_output_tokens(fields) if split_by_route or route in _GENERATING else 0,
         stream="stream" in fields and bytes(fields["stream"]) == b"true",
         priority=_priority(fields),
@@ -142,6 +143,31 @@ def decode_body(request: Request, params: bytes | None) -> bytes:
     end = request.body.rindex(b"}")
     comma = b"," if request.fields else b""
     return b"".join((request.body[:end], comma, b'"kv_transfer_params":', params, request.body[end:]))
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _UsageAnswer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_usage_answer = msgspec.json.Decoder(_UsageAnswer).decode
+
+
+def cached_tokens(answer: bytes) -> int | None:
+    """Return how many prompt tokens an engine had cached by its own answer's ``usage``, or None if it does not say."""
+    try:
+        usage = _usage_answer(answer).usage
+    except msgspec.DecodeError:
+        return None
+    details = usage.prompt_tokens_details if usage is not None else None
+    return details.cached_tokens if details is not None else None
 
 
 class _PrefillAnswer(msgspec.Struct):

@@ -256,6 +256,7 @@ class Control:
                 mine = loads.setdefault(identity, Load())
                 mine.tokens += load.tokens
                 mine.requests += load.requests
+                mine.prefill += load.prefill
                 mine.unpulled += load.unpulled
         return loads
 
@@ -280,5 +281,6 @@ def _entry(endpoint: Endpoint, load: Load) -> dict[str, Any]:
         "draining": endpoint.draining,
         "inFlight": load.requests,
         "tokensInFlight": load.tokens,
+        "prefillSeconds": load.backlog,
         "unpulledHandoffs": load.unpulled,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from twinpool.router.logic import handoff
 from twinpool.router.logic.errors import Refusal, error_event
 from twinpool.router.logic.handoff import Do, Phase, State
-from twinpool.router.logic.request import Request, Route, decode_body, params_of, prefill_body
+from twinpool.router.logic.request import Request, Route, cached_tokens, decode_body, params_of, prefill_body
 from twinpool.router.shell.legs import DecodeLeg, PrefillLeg
 
 if TYPE_CHECKING:
@@ -85,15 +85,16 @@ class Exchange:
     """One request, from its acceptance to the one outcome that its client gets."""
 
     __slots__ = (
-        "_admitted", "_call", "_client", "_decode", "_events", "_fill", "_first", "_held", "_hidden", "_params",
-        "_prefill", "_prefill_endpoint", "_state", "_tried_decode", "_tried_prefill", "_until_close", "_waiting",
-        "pool", "status",
+        "_admitted", "_asked", "_call", "_client", "_decode", "_events", "_fill", "_first", "_held", "_hidden",
+        "_params", "_prefill", "_prefill_endpoint", "_state", "_tried_decode", "_tried_prefill", "_until_close",
+        "_waiting", "pool", "status",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, client: Client, call: Call) -> None:
         self.pool = pool
         self._client = client
         self._call = call
+        self._asked = pool.chooser.asked(call.request)
         self._state = State(Phase.QUEUED)
         self._admitted = False
         self._waiting: Waiting[Guest] | None = None
@@ -121,8 +122,12 @@ class Exchange:
     def begin(self) -> None:
         """There is a place (:class:`twinpool.router.shell.admission.Guest`)."""
         self._admitted, self._waiting = True, None
-        config = self.pool.config
-        self._apply(handoff.begin(self._call.request.splittable and config.disaggregated, config.on_prefill_failure))
+        pool, config = self.pool, self.pool.config
+        splittable = self._call.request.splittable and config.disaggregated
+        split = splittable and pool.hands_off(self._asked)
+        if splittable and not split:
+            pool.numbers.add("twinpool_router_handoffs_total", ("local", config.conditional))
+        self._apply(handoff.begin(split, config.on_prefill_failure))
 
     def turn_away(self, refusal: Refusal) -> None:
         """There will be none."""
@@ -175,6 +180,7 @@ class Exchange:
             if params is None:
                 self._apply(handoff.prefill_failed(self._state, "no_params"))
                 return
+            self.pool.chooser.prefilled(leg.endpoint, leg.expected, leg.seconds, cached_tokens(body))
             self._params = params
             self._prefill_endpoint = leg.endpoint
             self._held = self.pool.ledger.hold(leg.endpoint.id)
@@ -242,14 +248,16 @@ class Exchange:
             self.pool.admission.leave()
 
     def _start_prefill(self) -> None:
-        endpoint = self.pool.choose_prefill(self._tried_prefill if self._state.prefill_failures else ())
+        pool = self.pool
+        endpoint = pool.choose_prefill(self._asked, self._tried_prefill if self._state.prefill_failures else ())
         if endpoint is None:
             self._apply(handoff.no_prefill(self._state))
             return
         if self._state.prefills > 1:
             self.pool.numbers.add("twinpool_router_retries_total", ("prefill",))
         self._tried_prefill.add(endpoint.id)
-        leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens)
+        work = pool.chooser.sent(self._asked, endpoint)
+        leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens, work)
 
         def connected() -> None:
             body = prefill_body(self._call.request)
@@ -259,7 +267,7 @@ class Exchange:
 
     def _start_decode(self) -> None:
         revision = self._prefill_endpoint.revision if self._state.holding and self._prefill_endpoint else None
-        endpoint = self.pool.choose_decode(revision, self._tried_decode)
+        endpoint = self.pool.choose_decode(self._asked, revision, self._tried_decode)
         if endpoint is None:
             self._apply(handoff.no_decode(self._state))
             return
@@ -267,7 +275,12 @@ class Exchange:
             self.pool.numbers.add("twinpool_router_retries_total", ("decode",))
         self._tried_decode.add(endpoint.id)
         request = self._call.request
-        leg = self._decode = DecodeLeg(self, endpoint, request.prompt_tokens + request.output_tokens)
+        work = None
+        if self._state.holding:
+            self.pool.chooser.received(self._asked, endpoint)
+        else:
+            work = self.pool.chooser.sent(self._asked, endpoint)
+        leg = self._decode = DecodeLeg(self, endpoint, request.prompt_tokens + request.output_tokens, work)
         leg.connect(self._connected, lambda: self.decode_lost(None))
 
     def _connected(self) -> None:

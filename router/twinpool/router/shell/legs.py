@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from twinpool.router.logic.chooser import Work
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.shell.exchange import Exchange
     from twinpool.router.shell.pool import Pool
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 class _Leg:
     __slots__ = ("_pool", "_task", "_ticket", "closed", "endpoint", "upstream")
 
-    def __init__(self, pool: Pool, endpoint: Endpoint, tokens: int) -> None:
+    def __init__(self, pool: Pool, endpoint: Endpoint, tokens: int, work: Work | None) -> None:
         self._pool = pool
         self.endpoint = endpoint
-        self._ticket = pool.ledger.admit(endpoint.id, tokens)
+        self._ticket = pool.ledger.admit(endpoint.id, tokens, work.seconds if work else 0.0)
         self._task: asyncio.Task[None] | None = None
         self.upstream: Upstream | None = None
         self.closed = False
@@ -71,11 +72,14 @@ class _Leg:
 class PrefillLeg(_Leg):
     """Collects the short answer of a prefill worker."""
 
-    __slots__ = ("_exchange", "_head", "_pieces", "_size", "_started", "_timer")
+    __slots__ = ("_exchange", "_head", "_pieces", "_size", "_started", "_timer", "expected", "seconds")
 
-    def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int) -> None:
-        super().__init__(exchange.pool, endpoint, tokens)
+    def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int, work: Work) -> None:
+        super().__init__(exchange.pool, endpoint, tokens, work)
         self._exchange = exchange
+        self.expected = work
+        #: How long it took; known at its end.
+        self.seconds = 0.0
         self._head: Head | None = None
         self._pieces: list[bytes] = []
         self._size = 0
@@ -109,7 +113,8 @@ class PrefillLeg(_Leg):
             self._pool.succeeded(self.endpoint)
         else:
             self._pool.failed(self.endpoint, "status")
-        self._pool.numbers.observe("twinpool_router_prefill_leg_seconds", self._pool.clock() - self._started)
+        self.seconds = self._pool.clock() - self._started
+        self._pool.numbers.observe("twinpool_router_prefill_leg_seconds", self.seconds)
         self._exchange.prefill_ended(self, head.status, unchunk(body) if head.chunked else body)
 
     def on_lost(self, fill: bytes | None) -> None:  # noqa: ARG002 - nobody sees this answer
@@ -137,8 +142,8 @@ class DecodeLeg(_Leg):
 
     __slots__ = ("_exchange", "_head", "_kind", "_moved", "_moved_at", "_opening", "_sent", "answered", "handed_off")
 
-    def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int) -> None:
-        super().__init__(exchange.pool, endpoint, tokens)
+    def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int, work: Work | None) -> None:
+        super().__init__(exchange.pool, endpoint, tokens, work)
         self._exchange: Exchange | None = exchange
         self._sent = 0.0
         #: A head that waits for the first event, and what came of that.
@@ -181,6 +186,8 @@ class DecodeLeg(_Leg):
     def on_body(self, data: bytes) -> None:
         """Pass a piece on untouched."""
         self._moved = True
+        if self._ticket.prefill:
+            self._pool.ledger.prefilled(self._ticket)
         if self._head is not None:
             self._open(data)
         elif self._exchange is not None:

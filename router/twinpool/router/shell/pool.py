@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.router.logic import endpoints, policy, share
 from twinpool.router.logic.breaker import Breaker
+from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.metrics import Numbers
 from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
@@ -19,10 +20,11 @@ from twinpool.router.shell.upstream import Connections
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
     from random import Random
 
     from twinpool.core.protocol import RouterConfig
+    from twinpool.router.logic.chooser import Asked
     from twinpool.router.logic.endpoints import Directory, Endpoint
     from twinpool.router.logic.keys import Keyring
     from twinpool.router.logic.request import Request
@@ -45,6 +47,7 @@ class Pool:
         self.directory: Directory = endpoints.EMPTY
         self._shares: dict[str, float] = {}
         self.ledger = Ledger()
+        self.chooser = Chooser(config, self.ledger, rng, processes)
         self.breaker = Breaker()
         self.numbers = Numbers()
         self.connections = Connections(loop, limits)
@@ -60,9 +63,6 @@ class Pool:
         self.keyring: Keyring | None = None
         #: Bytes of request bodies held.
         self.body_bytes = 0
-        # Copies of a router that all began with the first worker would all meet there.
-        self._prefill_turn = rng.randrange(1024)
-        self._decode_turn = rng.randrange(1024)
 
     def update(self, known: Iterable[Endpoint]) -> None:
         """Replace the endpoints."""
@@ -71,6 +71,7 @@ class Pool:
         self._shares = share.shares(self.directory)
         admitted = (endpoint.id for endpoint in known if endpoint.admitted)
         self.breaker.keep(self.directory.known, admitted, self.loop.time())
+        self.chooser.keep(self.directory.known)
         self.connections.sweep(set(self.directory.known))
         # Each data process has its share of the places, and at least one.
         self.admission.resize(-(-self.config.queue_concurrency * len(self.directory.decode) // self._processes))
@@ -81,17 +82,23 @@ class Pool:
             return 0
         return min(max(request.priority, MOST_URGENT), LEAST_URGENT)
 
-    def choose_prefill(self, tried: Collection[str]) -> Endpoint | None:
+    def hands_off(self, asked: Asked) -> bool:
+        """Decide whether a request that could be split over two workers is."""
+        return self.config.disaggregated and self.chooser.hands_off(
+            asked, self.directory.prefill, self.directory.decode
+        )
+
+    def choose_prefill(self, asked: Asked, tried: Collection[str]) -> Endpoint | None:
         """Choose a prefill worker that was not tried yet."""
         candidates = self.directory.prefill
         if tried:
             candidates = tuple(endpoint for endpoint in candidates if endpoint.id not in tried)
         if not candidates:
             return None
-        self._prefill_turn += 1
-        return self._choose(share.of_one_revision(candidates, self._shares, self.rng), self._prefill_turn)
+        usable = self._usable(share.of_one_revision(candidates, self._shares, self.rng))
+        return self._chosen(self.chooser.prefill(asked, usable))
 
-    def choose_decode(self, revision: str | None, tried: Collection[str]) -> Endpoint | None:
+    def choose_decode(self, asked: Asked, revision: str | None, tried: Collection[str]) -> Endpoint | None:
         """Choose a decode worker, of one revision for a handoff, of any for a whole request.
 
         Those tried before come last: asking again beats giving up, as what failed may have been a stale connection.
@@ -99,8 +106,8 @@ class Pool:
         candidates = self.decodes(revision)
         if not candidates:
             return None
-        self._decode_turn += 1
-        return self._choose(policy.preferred(candidates, tried) if tried else candidates, self._decode_turn)
+        usable = self._usable(policy.preferred(candidates, tried) if tried else candidates)
+        return self._chosen(self.chooser.decode(asked, usable, whole=revision is None))
 
     def decodes(self, revision: str | None) -> tuple[Endpoint, ...]:
         """Return the admitted decode workers, of one revision or of all."""
@@ -108,15 +115,13 @@ class Pool:
             return self.directory.decode
         return self.directory.decode_by_revision.get(revision, ())
 
-    def _choose(self, candidates: Iterable[Endpoint], turn: int) -> Endpoint:
-        now = self.loop.time()
-        avoided = self.breaker.avoided(now, self.rng)
-        usable = tuple(candidates)
-        if avoided:
-            usable = tuple(policy.preferred(usable, avoided))
-        chosen = policy.choose(self.config.policy, usable, self.ledger, turn, self.rng)
-        self.breaker.chosen(chosen.id, now)
-        return chosen
+    def _usable(self, candidates: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        avoided = self.breaker.avoided(self.loop.time(), self.rng)
+        return policy.preferred(candidates, avoided) if avoided else candidates
+
+    def _chosen(self, endpoint: Endpoint) -> Endpoint:
+        self.breaker.chosen(endpoint.id, self.loop.time())
+        return endpoint
 
     def suspects(self) -> Iterable[str]:
         """Return the ids of endpoints that are avoided after failures."""

@@ -1,0 +1,115 @@
+"""The price of giving a request to a worker: the waiting that it causes, its own and everybody else's, in seconds.
+
+Everything is in one currency, so nothing needs a threshold: a cached prefix is worth the prefill that it saves, a queue
+costs its length, work added to a busy worker costs those behind it, a pull costs its transfer. Prefilling on the decode
+worker is one more option, taken when it is cheaper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinpool.router.logic import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+    from twinpool.core.economics import Prices
+    from twinpool.router.logic.policy import Ask, Candidate
+
+#: How many requests a second of work holds up for each one that waits per worker now: those that are there, and those
+#: that come until the queue is worked off, which are the more the longer it is. Near saturation hits decide everything.
+#: Chosen among 0 to 8 in simulation, on samples of the traces that no benchmark uses.
+_BEHIND = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A worker (its place among the candidates), the price, and the request's own expected time to first token."""
+
+    place: int
+    price: float
+    ttft: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request is prefilled: ``prefill`` is None when the decode worker does it. ``saved`` is in seconds."""
+
+    prefill: Choice | None
+    saved: float
+
+
+def queueing(candidates: Sequence[Candidate]) -> float:
+    """Return how many others each second of new work will hold up: g of ``backlog + (1 + g) x prefill``."""
+    waiting = sum(max(0, candidate.requests - 1) for candidate in candidates)
+    return _BEHIND * waiting / len(candidates)
+
+
+def prefill_prices(ask: Ask, candidates: Sequence[Candidate], prices: Prices) -> list[float]:
+    """Return the price of each prefill worker: its backlog, and the request's own work as often as it is waited for."""
+    weight = 1.0 + queueing(candidates)
+    return [
+        candidate.backlog + weight * prices.warm(ask.prompt, candidate.cached, candidate.held)
+        for candidate in candidates
+    ]
+
+
+def cheapest_prefill(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
+    """Choose the prefill worker."""
+    costs = prefill_prices(ask, candidates, prices)
+    place = policy.least(costs, rng)
+    chosen = candidates[place]
+    return Choice(place, costs[place], chosen.backlog + prices.warm(ask.prompt, chosen.cached, chosen.held))
+
+
+def decode_price(ask: Ask, candidate: Candidate, prices: Prices) -> float:
+    """Return the price of writing the answer on a worker once the KV is there, without the pull.
+
+    The wait for KV room, the answer's own steps, and what each of them adds to the steps of all that run there.
+    """
+    context = ask.prompt + ask.output / 2
+    before = prices.step(candidate.requests, candidate.tokens)
+    after = prices.step(candidate.requests + 1, candidate.tokens + context)
+    missing = candidate.tokens + ask.prompt + ask.output - candidate.capacity
+    room = 0.0
+    if candidate.capacity and missing > 0 and candidate.tokens:
+        # All that runs is gone after about one answer's time, and its room with it, evenly.
+        room = missing / candidate.tokens * ask.output * before
+    return room + ask.output * (after + candidate.requests * (after - before))
+
+
+def cheapest_decode(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
+    """Choose the decode worker for a request that was prefilled elsewhere."""
+    pulls = [prices.pull(ask.prompt - candidate.cached) for candidate in candidates]
+    costs = [decode_price(ask, one, prices) + pull for one, pull in zip(candidates, pulls, strict=True)]
+    place = policy.least(costs, rng)
+    chosen = candidates[place]
+    return Choice(place, costs[place], pulls[place] + prices.step(chosen.requests + 1, chosen.tokens + ask.prompt))
+
+
+def cheapest_whole(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
+    """Choose the decode worker that does the prefill too, at the expense of the sequences that it runs."""
+    costs, first = [], []
+    for one in candidates:
+        own = one.backlog + prices.warm(ask.prompt, one.cached, one.held)
+        held_up = prices.interference(ask.prompt - one.cached, one.cached, one.requests, one.tokens)
+        costs.append(own + one.requests * held_up + decode_price(ask, one, prices))
+        first.append(own)
+    place = policy.least(costs, rng)
+    return Choice(place, costs[place], first[place])
+
+
+def decide(
+    ask: Ask, prefills: Sequence[Candidate], decodes: Sequence[Candidate], prices: Prices, rng: Random
+) -> Decision:
+    """Decide between handing off and prefilling on the decode worker; neither list may be empty.
+
+    The decode worker itself is chosen when it is needed, by the load of that moment.
+    """
+    remote = cheapest_prefill(ask, prefills, prices, rng)
+    handed = remote.price + cheapest_decode(ask, decodes, prices, rng).price
+    whole = cheapest_whole(ask, decodes, prices, rng).price
+    return Decision(remote, whole - handed) if handed < whole else Decision(None, handed - whole)

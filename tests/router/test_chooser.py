@@ -1,0 +1,147 @@
+"""One process's choices: what it learns, what it assumes of its copies, and when it does without a handoff."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any, get_args
+
+import pytest
+
+from twinpool.core.protocol import Policy, RouterConfig
+from twinpool.router.logic.chooser import Asked, Chooser
+from twinpool.router.logic.endpoints import Endpoint
+from twinpool.router.logic.ledger import Ledger
+from twinpool.router.logic.policy import Ask
+from twinpool.router.logic.request import Route, cached_tokens, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twinpool.router.logic.request import Request
+
+P = [Endpoint(f"p{n}", "prefill", "h", 1) for n in range(4)]
+D = [Endpoint(f"d{n}", "decode", "h", 1) for n in range(4)]
+
+
+def request(text: str = "word " * 2000, tokens: int = 20) -> Request:
+    return read(Route.COMPLETIONS, json.dumps({"model": "m", "prompt": text, "max_tokens": tokens}).encode())
+
+
+def chooser(copies: int = 1, **config: Any) -> tuple[Chooser, Ledger]:
+    ledger = Ledger()
+    settings = RouterConfig("p", "n", ("m",), **config)
+    return Chooser(settings, ledger, random.Random(1), copies), ledger
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+def test_every_policy_chooses_among_the_workers_and_uses_all_of_them_for_different_prompts(policy: Policy) -> None:
+    ours, ledger = chooser(policy=policy)
+    used = set()
+    for number in range(64):
+        asked = ours.asked(request(f"{number} " * 2000))
+        prefill, decode = ours.prefill(asked, P), ours.decode(asked, D, whole=False)
+        ledger.admit(prefill.id, asked.ask.prompt, ours.sent(asked, prefill).seconds)
+        ledger.admit(decode.id, asked.ask.prompt + asked.ask.output)
+        ours.received(asked, decode)
+        used |= {prefill.id, decode.id}
+    assert used == {worker.id for worker in [*P, *D]}
+    assert ours.prefill(Asked(Ask(1, 1)), P[:1]) is P[0]
+
+
+@pytest.mark.parametrize("policy", ["prefix", "price"])
+def test_a_prompt_returns_to_the_worker_that_has_it(policy: Policy) -> None:
+    ours, _ = chooser(policy=policy)
+    asked = ours.asked(request())
+    first = ours.prefill(asked, P)
+    assert ours.sent(asked, first).cached == 0
+    assert {ours.prefill(asked, P).id for _ in range(20)} == {first.id}
+    again = ours.sent(asked, first)
+    assert 0.9 * asked.ask.prompt < again.cached < asked.ask.prompt
+    ours.keep({worker.id for worker in P if worker is not first})
+    assert ours.sent(asked, first).cached == 0, "a worker that is gone holds nothing"
+
+
+def test_an_engine_that_has_less_than_foretold_is_believed() -> None:
+    ours, _ = chooser(policy="price")
+    asked = ours.asked(request())
+    ours.sent(asked, P[0])
+    for _ in range(60):
+        ours.prefilled(P[0], ours.sent(asked, P[0]), 1.0, cached=0)
+    assert ours.sent(asked, P[0]).cached < 0.1 * asked.ask.prompt
+    ours.prefilled(P[0], ours.sent(asked, P[0]), 1.0, cached=None)
+
+
+def test_policies_that_know_no_prefixes_do_not_read_prompts() -> None:
+    for policy in ("random", "round-robin", "least-load"):
+        ours, _ = chooser(policy=policy)
+        assert ours.asked(request()).keys == ()
+        assert ours.index.table.capacity == 8
+    ours, _ = chooser(policy="least-load", conditional="auto")
+    assert ours.asked(request()).keys
+
+
+def test_a_process_takes_its_copies_to_have_as_much_work_as_itself() -> None:
+    # The prompt is cached behind a backlog: alone, waiting for it pays; behind four times of it, it does not.
+    many = [Endpoint(f"p{n}", "prefill", "h", 1) for n in range(16)]
+    for copies, stays in ((1, True), (4, False)):
+        ours, ledger = chooser(copies, policy="price")
+        asked = ours.asked(request())
+        fresh = ours.sent(asked, many[0]).seconds
+        ledger.admit("p0", 100, 0.7 * fresh)
+        assert (ours.prefill(asked, many) is many[0]) is stays
+
+
+def test_predictions_follow_what_is_observed() -> None:
+    ours, ledger = chooser(policy="price")
+    asked = ours.asked(request())
+    ledger.admit("p0", 100, 3.0)
+    work = ours.sent(asked, P[0])
+    assert work.before == 3.0
+    for _ in range(200):
+        ours.prefilled(P[0], work, 10 * (work.before + work.seconds), None)
+    assert ours.correction.factor == pytest.approx(10, rel=0.05)
+
+
+@pytest.mark.parametrize(("conditional", "handed"), [("always", True), ("never", False)])
+def test_whether_to_hand_off_can_be_fixed(conditional: str, handed: bool) -> None:
+    ours, _ = chooser(conditional=conditional)
+    assert ours.hands_off(ours.asked(request()), P, D) is handed
+
+
+def test_auto_hands_off_while_decode_is_busy_and_not_while_prefill_is_behind() -> None:
+    def decided(load: Sequence[tuple[str, int, float]], prefills: Sequence[Endpoint] = P) -> bool:
+        ours, ledger = chooser(conditional="auto")
+        for worker, tokens, seconds in load:
+            ledger.admit(worker, tokens, seconds)
+        return ours.hands_off(ours.asked(request("word " * 20_000)), prefills, D)
+
+    busy = [(worker.id, 1000, 0.0) for worker in D for _ in range(50)]
+    behind = [(worker.id, 1000, 30.0) for worker in P]
+    assert decided(busy)
+    assert not decided(behind)
+    assert decided([], ()), "the handoff itself says that there is no prefill worker, and does without"
+
+
+def test_price_sends_whole_requests_to_the_worker_with_the_least_prefill_to_do() -> None:
+    ours, ledger = chooser(policy="price")
+    for worker in D[1:]:
+        ledger.admit(worker.id, 100, 5.0)
+    assert ours.decode(ours.asked(request()), D, whole=True).id == "d0"
+
+
+@pytest.mark.parametrize(
+    ("answer", "cached"),
+    [
+        ('{"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}}', 7),
+        ('{"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": null}}}', None),
+        ('{"usage": {"prompt_tokens": 9, "prompt_tokens_details": null}}', None),
+        ('{"usage": {"prompt_tokens": 9}}', None),
+        ('{"usage": null}', None),
+        ("{}", None),
+        ('{"usage": 3}', None),
+        ("not JSON", None),
+    ],
+)
+def test_what_an_engine_says_of_its_cache(answer: str, cached: int | None) -> None:
+    assert cached_tokens(answer.encode()) == cached
