@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinpool.core.errors import InvalidValue, TwinpoolError
-from twinpool.core.units import parse_bytes, parse_duration
+from twinpool.core.units import parse_bytes, parse_cpu, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,16 @@ def test_every_duration_is_positive(count: int, unit: str) -> None:
 def test_an_error_reads_problem_then_remedy() -> None:
     assert str(TwinpoolError("the disk is full", "free 3 GB")) == "the disk is full - free 3 GB"
     assert str(TwinpoolError("the disk is full")) == "the disk is full"
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("4", 4.0), ("0.5", 0.5), ("500m", 0.5), ("1500m", 1.5), ("12.125", 12.125)]
+)
+def test_cores(text: str, cores: float) -> None:
+    assert parse_cpu(text) == cores
+
+
+@pytest.mark.parametrize("text", ["", "0", "m", "1.5m", "-1", "4 ", "1e3"])
+def test_what_are_no_cores(text: str) -> None:
+    with pytest.raises(InvalidValue, match="CPU cores"):
+        parse_cpu(text)

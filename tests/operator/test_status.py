@@ -255,6 +255,9 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     assert (queued.queue_concurrency, queued.queue_max) == (64, 0)
     assert (queued.queue_timeout, queued.queue_priorities) == (0.5, True)
     assert (queued.ttft, router_config(make_pool()).queue_max) == (0.8, 1024)
+    sized = make_pool({"routing": {"resources": {"cpu": "3500m"}, "accessLog": {"percent": 5}}})
+    assert (router_config(sized).processes, router_config(sized).access_log) == (3, 0.05)
+    assert router_config(make_pool({"routing": {"resources": {"cpu": "500m"}}})).processes == 1
     aliased = make_pool({"model": {"name": "acme/model", "aliases": ["small", "gpt-4o"]}})
     assert router_config(aliased).models == ("acme/model", "small", "gpt-4o")
     assert (told.policy, told.drain_timeout) == ("random", 615.0)

@@ -15,7 +15,8 @@ from twinpool.router.logic.framing import Head
 from twinpool.router.logic.headers import forward
 from twinpool.router.logic.request import Route, read
 from twinpool.router.settings import Limits
-from twinpool.router.shell.exchange import Call, Exchange
+from twinpool.router.shell.call import Call
+from twinpool.router.shell.exchange import Exchange
 from twinpool.router.shell.pool import Pool
 
 STREAM = Head(200, None, True, True, True, b"", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -262,6 +263,9 @@ def test_flags_and_environment():
     chosen = settings(parser(environment).parse_args(["--policy", "random", "--model", "x"]), environment)
     assert (chosen.host, chosen.port, chosen.admin_port) == ("127.1.2.3", 8000, 8081)
     assert (chosen.config.policy, chosen.config.models, chosen.config.pool) == ("random", ("x",), "p")
+    many = dataclasses.replace(CONFIG, processes=3)
+    assert settings(parser({}).parse_args([]), {ROUTER_CONFIG_ENV: many.to_json()}).workers == 3
+    assert settings(parser({}).parse_args(["--workers", "2"]), {ROUTER_CONFIG_ENV: many.to_json()}).workers == 2
     static = settings(parser({}).parse_args(["--endpoints", "f", "--model", "x"]), {})
     assert (static.config.models, static.endpoints, static.host) == (("x",), "f", "127.0.0.1")
 

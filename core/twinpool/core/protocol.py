@@ -230,6 +230,10 @@ class RouterConfig:
     queue_priorities: bool = False
     #: The objective for the first token, in seconds: who waits longer gives way when the queue is full.
     ttft: float | None = None
+    #: Data processes of one router.
+    processes: int = 1
+    #: Share of requests in the access log.
+    access_log: float = 0.01
     #: Clients need an API key of :data:`ROUTER_KEYS_DIRECTORY`.
     auth: bool = False
     #: HTTPS with the certificate in :data:`ROUTER_TLS_DIRECTORY`.

@@ -21,7 +21,9 @@ class RouterService(Part):
 class RouterResources(Part):
     """What one router pod gets."""
 
-    cpu: CpuCores = Field("1", description="CPU cores requested, as a string.")
+    cpu: CpuCores = Field(
+        "1", description="CPU cores requested, as a string; a router has a process for each whole one."
+    )
     memory: ByteSize = Field("512Mi", description="Memory requested, which is also the limit.")
 
 
@@ -63,6 +65,14 @@ class RequestQueue(Part):
     )
 
 
+class AccessLog(Part):
+    """What the routers write down of requests: names, counts and times, never a prompt or an answer."""
+
+    percent: int = Field(
+        1, ge=0, le=100, description="Share of requests in the log, in percent; status 5xx is logged besides."
+    )
+
+
 class Routing(Part):
     """The HTTP endpoint."""
 
@@ -73,6 +83,7 @@ class Routing(Part):
         "seconds, with what workers probably have cached), prefix (most cached tokens), round-robin or random.",
     )
     queue: RequestQueue = Field(default_factory=RequestQueue, description="Requests that wait for room at the workers.")
+    access_log: AccessLog = Field(default_factory=AccessLog, description="Log of single requests, as lines of JSON.")
     auth: Auth | None = Field(None, description="API keys that clients must send; without it everybody may ask.")
     tls: Tls | None = Field(None, description="HTTPS at the routers; without it they speak HTTP.")
     service: RouterService = Field(default_factory=RouterService, description="The Service in front of the routers.")

@@ -48,6 +48,19 @@ def parse_duration(text: str) -> float:
     return int(text[: -len(unit)]) * _SECONDS[unit]
 
 
+def parse_cpu(text: str) -> float:
+    """Return the CPU cores that ``text`` (such as ``500m``) stands for.
+
+    Raises
+    ------
+    InvalidValue
+        When the text is not a number of cores as Kubernetes writes it.
+    """
+    if re.match(CPU_PATTERN, text) is None:
+        raise InvalidValue(f"{text!r} is not a number of CPU cores", "write 4, 0.5 or 500m")
+    return int(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
 def parse_bytes(text: str) -> int:
     """Return the bytes that ``text`` (such as ``25Gi``) stands for.
 

@@ -48,7 +48,9 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         default=ROUTER_ADMIN_PORT,
         help="port for /metrics and /ready (default: %(default)s)",
     )
-    result.add_argument("--workers", type=int, default=1, help="data processes (default: %(default)s)")
+    result.add_argument(
+        "--workers", type=int, help="data processes (default: one for each core that the pool asks for)"
+    )
     result.add_argument(
         "--endpoints",
         metavar="FILE",
@@ -87,8 +89,9 @@ def settings(arguments: argparse.Namespace, environment: Mapping[str, str]) -> S
     if arguments.policy:
         changes["policy"] = arguments.policy
     config = RouterConfig(**{**{f: getattr(config, f) for f in config.__slots__}, **changes})
-    if arguments.workers < 1:
-        raise InvalidValue(f"--workers is {arguments.workers}", "give at least 1")
+    workers = config.processes if arguments.workers is None else arguments.workers
+    if workers < 1:
+        raise InvalidValue(f"--workers is {workers}", "give at least 1")
     if arguments.max_body_bytes < 1 or arguments.lame_duck < 0:
         raise InvalidValue("--max-body-bytes and --lame-duck must be positive", "leave them away for the defaults")
     body = arguments.max_body_bytes
@@ -97,7 +100,7 @@ def settings(arguments: argparse.Namespace, environment: Mapping[str, str]) -> S
         host=arguments.host,
         port=arguments.port,
         admin_port=arguments.admin_port,
-        workers=arguments.workers,
+        workers=workers,
         endpoints=arguments.endpoints,
         lame_duck=arguments.lame_duck,
         keys=arguments.api_keys or (ROUTER_KEYS_DIRECTORY if config.auth else None),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.protocol import RouterConfig
-from twinpool.core.units import parse_duration
+from twinpool.core.units import parse_cpu, parse_duration
 from twinpool.operator.logic import names
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.pods import downward_env, enforced
@@ -53,6 +53,8 @@ def router_config(pool: InferencePool) -> RouterConfig:
         queue_timeout=parse_duration(queue.timeout),
         queue_priorities=queue.priorities,
         ttft=None if ttft is None else parse_duration(ttft),
+        processes=max(1, int(parse_cpu(pool.spec.routing.resources.cpu))),
+        access_log=pool.spec.routing.access_log.percent / 100,
         auth=pool.spec.routing.auth is not None,
         tls=pool.spec.routing.tls is not None,
     )

@@ -44,6 +44,27 @@ class Refusal:
     allow: str | None = None
 
 
+UNAVAILABLE = Refusal(
+    503,
+    "no_worker",
+    "No decode worker of this pool is ready. Wait and try again; 'kubectl get tpool' shows what the pool waits for.",
+    retry_after=5,
+)
+FAILED = Refusal(
+    502, "worker_failed", "The workers failed before they answered, also on another try. Send the request again."
+)
+NO_PREFILL = Refusal(
+    503,
+    "no_prefill",
+    "No prefill worker could read this prompt, and the pool's handoff.onPrefillFailure is 'fail'. Send the request "
+    "again in a moment.",
+    retry_after=1,
+)
+BROKEN = Refusal(
+    502, "worker_lost", "The worker was lost in the middle of this answer, which is incomplete. Send the request again."
+)
+
+
 class Refused(TwinpoolError):
     """Raised where a request cannot be served; carries the answer."""
 

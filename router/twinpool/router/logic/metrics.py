@@ -45,6 +45,17 @@ FAMILIES: Final[dict[str, tuple[str, Labels, str]]] = {
         ("route",),
         "Time from a complete request to the first byte of the answer's body.",
     ),
+    "twinpool_router_first_event_seconds": (
+        "histogram",
+        ("handoff",),
+        "Time from sending a decode leg to the first byte of its answer: remote (KV pulled first) or local.",
+    ),
+    "twinpool_router_inter_token_seconds": (
+        "histogram",
+        (),
+        "Mean time between two events of a stream, one value for each stream: (last - first) / (events - 1).",
+    ),
+    "twinpool_router_access_log_dropped_total": ("counter", (), "Lines of the access log that nobody took."),
     "twinpool_router_prefill_leg_seconds": ("histogram", (), "Time from sending a prefill leg to its parameters."),
     "twinpool_router_requests_in_flight": ("gauge", ("endpoint", "role"), "Legs that a worker has to finish."),
     "twinpool_router_tokens_in_flight": ("gauge", ("endpoint", "role"), "Estimated tokens of those legs."),

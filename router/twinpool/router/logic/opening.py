@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 _BEGINNINGS: Final = (b'data: {"error"', b'data:{"error"')
+_LONGEST_BEGINNING: Final = max(map(len, _BEGINNINGS))
 _LONGEST_SIZE_LINE: Final = 64
 #: An error event that is longer is passed on as it is.
 _LONGEST_EVENT: Final = 64 * 1024
@@ -40,19 +41,21 @@ def undecided(data: bytes) -> bool:
     size_end = data.find(b"\r\n")
     if size_end < 0:
         return len(data) < _LONGEST_SIZE_LINE
-    payload = data[size_end + 2 :]
-    for beginning in _BEGINNINGS:
-        if beginning.startswith(payload[: len(beginning)]):
-            return len(payload) < len(beginning) or (b"\n\n" not in payload and len(payload) < _LONGEST_EVENT)
-    return False
+    start = size_end + 2
+    if data.startswith(_BEGINNINGS, start):
+        return data.find(b"\n\n", start) < 0 and len(data) - start < _LONGEST_EVENT
+    # Nearly all streams end here, without a copy.
+    return len(data) - start < _LONGEST_BEGINNING and any(
+        beginning.startswith(data[start:]) for beginning in _BEGINNINGS
+    )
 
 
 def hidden_error(data: bytes) -> HiddenError | None:
     """Return the error that a chunked body's first event is, or None when it is none."""
-    payload = data[data.find(b"\r\n") + 2 :]
-    if not payload.startswith(_BEGINNINGS):
+    start = data.find(b"\r\n") + 2
+    if not data.startswith(_BEGINNINGS, start):
         return None
-    body = payload[5 : payload.find(b"\n\n")].strip()
+    body = data[start + 5 : data.find(b"\n\n", start)].strip()
     try:
         code = _event(body).error.code
     except msgspec.DecodeError:

@@ -38,6 +38,12 @@ class Endpoints(msgspec.Struct, tag=True, frozen=True):
     endpoints: tuple[Endpoint, ...]
 
 
+class Shed(msgspec.Struct, tag=True, frozen=True):
+    """Close so many connections, each after its next answer: other data processes have less to do."""
+
+    connections: int
+
+
 class Ask(msgspec.Struct, tag=True, frozen=True):
     """Report at once."""
 
@@ -57,9 +63,12 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     number: int
     numbers: Numbers
     loads: list[tuple[str, Load]]
+    #: Open connections, and CPU seconds used since the start.
+    clients: int = 0
+    cpu: float = 0.0
 
 
-Down = Hello | Endpoints | Keys | Ask | Drain
+Down = Hello | Endpoints | Keys | Shed | Ask | Drain
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(Down).decode

@@ -40,6 +40,9 @@ class Child:
         self._draining = False
         self.loads: list[tuple[str, Load]] = []
         self.up = False
+        #: Of the last report: open connections, and the CPU seconds used until then.
+        self.clients = 0
+        self.cpu = 0.0
 
     @property
     def numbers(self) -> Numbers:
@@ -83,6 +86,7 @@ class Child:
     def _take(self, report: channel.Report) -> None:
         self.up = True
         self._last, self.loads = report.numbers, report.loads
+        self.clients, self.cpu = report.clients, report.cpu
         answered = self._answers.pop(report.number, None)
         if answered is not None:
             answered.set()

@@ -205,6 +205,9 @@ class ClientConnection(asyncio.Protocol):
             incoming = self._pending.popleft()
             self._route = routes.label(incoming.target)
             self._close = self._close or not incoming.keep_alive
+            if self._pool.shed > 0:
+                self._pool.shed -= 1
+                self._close = True
             self._serve_one(incoming)
         if self._exchange is None and not self._ended:
             if self._refusal is not None:

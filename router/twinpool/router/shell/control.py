@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core.errors import InvalidValue
+from twinpool.router.logic.balance import to_shed
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.metrics import Numbers, render, total
 from twinpool.router.shell import channel
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 _BACKLOG = 1024
 #: Kubernetes itself needs up to a minute until a changed Secret is in the pod.
 _KEYS_SECONDS = 2.0
+_BALANCE_SECONDS = 5.0
 #: Data processes that did not end by themselves this long after the drain time are killed.
 _KILL_SECONDS = 5.0
 
@@ -96,6 +98,7 @@ class Control:
         admin = await self._start_admin()
         discovery = asyncio.ensure_future(self._discover())
         secrets = asyncio.ensure_future(self._follow_keys())
+        balance = asyncio.ensure_future(self._balance())
         children = [asyncio.ensure_future(child.run()) for child in self._children]
         stop = asyncio.ensure_future(self._stopping.wait())
         log.info("serving pool %s on %s:%d", settings.config.pool, settings.host, settings.port)
@@ -110,9 +113,9 @@ class Control:
             for child in self._children:
                 child.kill()
             self._prober.close()
-            for task in (discovery, secrets, stop, *children):
+            for task in (discovery, secrets, balance, stop, *children):
                 task.cancel()
-            await asyncio.gather(discovery, secrets, stop, *children, return_exceptions=True)
+            await asyncio.gather(discovery, secrets, balance, stop, *children, return_exceptions=True)
             admin.close()
 
     async def _start_admin(self) -> asyncio.Server:
@@ -143,6 +146,21 @@ class Control:
         # The last holder's close refuses connections; while one is open, they would wait for nobody.
         asyncio.get_running_loop().call_later(lame_duck, self._listener.close)
         await asyncio.wait(children, timeout=max(lame_duck, timeout) + _KILL_SECONDS)
+
+    async def _balance(self) -> None:
+        """Every few seconds, have hot data processes give connections up."""
+        before = [child.cpu for child in self._children]
+        while len(self._children) > 1:
+            await asyncio.sleep(_BALANCE_SECONDS)
+            now = [child.cpu for child in self._children]
+            # A process that was replaced has used less than its predecessor: it is not hot.
+            shares = [max(b - a, 0.0) / _BALANCE_SECONDS for a, b in zip(before, now, strict=True)]
+            before = now
+            for child, count in zip(
+                self._children, to_shed(shares, [child.clients for child in self._children]), strict=True
+            ):
+                if count:
+                    child.tell(channel.Shed(count))
 
     # API keys.
 

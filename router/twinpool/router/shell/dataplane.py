@@ -47,7 +47,9 @@ class DataProcess:
         numbers.values["twinpool_router_requests_waiting"] = {(): float(self.pool.admission.waiting)}
         suspects = (self.pool.directory.known[endpoint] for endpoint in self.pool.suspects())
         numbers.values["twinpool_router_endpoint_suspect"] = {(e.pod, e.role): 1.0 for e in suspects}
-        return channel.Report(number, numbers, self.pool.ledger.items())
+        return channel.Report(
+            number, numbers, self.pool.ledger.items(), clients=len(self._clients), cpu=time.process_time()
+        )
 
     async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Do what the control process says; without it, end."""
@@ -58,6 +60,8 @@ class DataProcess:
                     self.pool.update(endpoints)
                 case channel.Keys(keys):
                     self.pool.keyring = Keyring(keys, os.urandom(16))
+                case channel.Shed(connections):
+                    self.pool.shed = connections
                 case channel.Ask(number):
                     channel.send(writer, self.report(number))
                 case channel.Drain(lame_duck, timeout) if draining is None:
@@ -75,6 +79,7 @@ class DataProcess:
                 client.sweep(now)
             self.pool.connections.sweep(set(self.pool.directory.known))
             self.pool.admission.sweep()
+            self.pool.access.flush()
             if self._certificate is not None:
                 self._certificate.refresh()
             channel.send(writer, self.report())
@@ -135,6 +140,7 @@ async def serve(listener: socket.socket, control: socket.socket) -> None:
     gc.freeze()
     tasks = [asyncio.ensure_future(process.follow(reader, writer)), asyncio.ensure_future(process.tick(writer))]
     await process.ended()
+    pool.access.flush()
     channel.send(writer, process.report())
     for task in tasks:
         task.cancel()

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from twinpool.router.logic import handoff
-from twinpool.router.logic.errors import Refusal, error_event
+from twinpool.router.logic.errors import BROKEN, FAILED, NO_PREFILL, UNAVAILABLE, Refusal, error_event
 from twinpool.router.logic.handoff import Do, Phase, State
-from twinpool.router.logic.request import Request, Route, cached_tokens, decode_body, params_of, prefill_body
+from twinpool.router.logic.request import cached_tokens, decode_body, params_of, prefill_body
 from twinpool.router.shell.legs import DecodeLeg, PrefillLeg
+from twinpool.router.shell.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.framing import Head
-    from twinpool.router.logic.headers import Forwarded
     from twinpool.router.logic.ledger import Ticket
     from twinpool.router.logic.opening import HiddenError
     from twinpool.router.logic.queue import Waiting
     from twinpool.router.shell.admission import Guest
+    from twinpool.router.shell.call import Call
     from twinpool.router.shell.pool import Pool
-
-UNAVAILABLE = Refusal(
-    503,
-    "no_worker",
-    "No decode worker of this pool is ready. Wait and try again; 'kubectl get tpool' shows what the pool waits for.",
-    retry_after=5,
-)
-FAILED = Refusal(
-    502, "worker_failed", "The workers failed before they answered, also on another try. Send the request again."
-)
-NO_PREFILL = Refusal(
-    503,
-    "no_prefill",
-    "No prefill worker could read this prompt, and the pool's handoff.onPrefillFailure is 'fail'. Send the request "
-    "again in a moment.",
-    retry_after=1,
-)
-BROKEN = Refusal(
-    502, "worker_lost", "The worker was lost in the middle of this answer, which is incomplete. Send the request again."
-)
 
 
 class Client(Protocol):
@@ -66,28 +46,13 @@ class Client(Protocol):
         """Close the connection so that the client sees that the answer is cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request as it goes to a worker."""
-
-    route: Route
-    #: Path and query as the client wrote them.
-    target: bytes
-    forwarded: Forwarded
-    request: Request
-    #: When it was complete, on the pool's clock.
-    started: float
-    #: Name of the client's API key.
-    key: str = ""
-
-
 class Exchange:
     """One request, from its acceptance to the one outcome that its client gets."""
 
     __slots__ = (
-        "_admitted", "_asked", "_call", "_client", "_decode", "_events", "_fill", "_first", "_held", "_hidden",
-        "_params", "_prefill", "_prefill_endpoint", "_state", "_tried_decode", "_tried_prefill", "_until_close",
-        "_waiting", "pool", "status",
+        "_admitted", "_asked", "_call", "_client", "_decode", "_events", "_fill", "_held", "_hidden", "_params",
+        "_prefill", "_prefill_endpoint", "_record", "_state", "_tried_decode", "_tried_prefill", "_until_close",
+        "_waiting", "pool",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, client: Client, call: Call) -> None:
@@ -107,10 +72,14 @@ class Exchange:
         self._tried_decode: set[str] = set()
         self._events = False
         self._until_close = False
-        self._first = True
         self._fill: bytes | None = None
         self._hidden: HiddenError | None = None
-        self.status = 0
+        self._record = Record(pool, call)
+
+    @property
+    def status(self) -> int:
+        """The status of the answer that has begun."""
+        return self._record.status
 
     def start(self) -> None:
         """Begin, when there is a place at the workers."""
@@ -122,26 +91,31 @@ class Exchange:
     def begin(self) -> None:
         """There is a place (:class:`twinpool.router.shell.admission.Guest`)."""
         self._admitted, self._waiting = True, None
+        self._record.begin()
         pool, config = self.pool, self.pool.config
         splittable = self._call.request.splittable and config.disaggregated
         split = splittable and pool.hands_off(self._asked)
         if splittable and not split:
+            self._record.handoff = "local"
             pool.numbers.add("twinpool_router_handoffs_total", ("local", config.conditional))
         self._apply(handoff.begin(split, config.on_prefill_failure))
 
     def turn_away(self, refusal: Refusal) -> None:
         """There will be none."""
         self._waiting = None
-        self._client.refuse(refusal, self._call.forwarded.request_id)
+        self._refuse(refusal)
+        self._record.log(self._state)
 
     # What the client's connection reports.
 
     def client_gone(self) -> None:
         """The client closed its connection; nothing is sent to it any more."""
         self.pool.numbers.add("twinpool_router_client_aborts_total", (self._state.phase.value,))
+        self._record.status = 499
         if self._waiting is not None:
             self.pool.admission.forget(self._waiting)
             self._waiting = None
+            self._record.log(self._state)
         self._apply(handoff.client_gone(self._state))
 
     def pause(self) -> None:
@@ -196,7 +170,7 @@ class Exchange:
         self._pulled()
         step = handoff.decode_head(self._state, head.status, others)
         if step[0].phase is Phase.RELAY:
-            self.status = head.status
+            self._record.status = head.status
             self._events = head.events
             self._until_close = head.length is None and not head.chunked
             self._client.begin(head.passed, None if head.has_request_id else self._call.forwarded.request_id)
@@ -216,15 +190,14 @@ class Exchange:
 
     def decode_body(self, data: bytes) -> None:
         """A piece of the answer."""
-        if self._first and data:
-            self._first = False
-            waited = self.pool.clock() - self._call.started
-            self.pool.numbers.observe("twinpool_router_time_to_first_token_seconds", waited, (self._call.route.value,))
+        if data and self._decode is not None:
+            self._record.piece(data, self._events, self._decode.sent, self._state.handed_off)
         self._client.write(data)
 
     def decode_ended(self) -> None:
         """The answer was passed on to its end."""
         self._decode = None
+        self._record.complete()
         self._apply(handoff.decode_ended(self._state))
 
     def decode_lost(self, fill: bytes | None) -> None:
@@ -246,6 +219,7 @@ class Exchange:
         if self._state.phase is Phase.DONE and self._admitted:
             self._admitted = False
             self.pool.admission.leave()
+            self._record.log(self._state)
 
     def _start_prefill(self) -> None:
         pool = self.pool
@@ -256,6 +230,7 @@ class Exchange:
         if self._state.prefills > 1:
             self.pool.numbers.add("twinpool_router_retries_total", ("prefill",))
         self._tried_prefill.add(endpoint.id)
+        self._record.prefill = endpoint.pod
         work = pool.chooser.sent(self._asked, endpoint)
         leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens, work)
 
@@ -274,6 +249,7 @@ class Exchange:
         if self._state.decodes > 1:
             self.pool.numbers.add("twinpool_router_retries_total", ("decode",))
         self._tried_decode.add(endpoint.id)
+        self._record.decode = endpoint.pod
         request = self._call.request
         work = None
         if self._state.holding:
@@ -309,6 +285,7 @@ class Exchange:
     def _relay(self) -> None:
         if self._state.split:
             outcome = ("remote", "") if self._state.handed_off else ("local", self._state.reason)
+            self._record.handoff = outcome[0]
             self.pool.numbers.add("twinpool_router_handoffs_total", outcome)
 
     def _drop_leg(self) -> None:
@@ -334,17 +311,23 @@ class Exchange:
             self._held = None
 
     def _answer_unavailable(self) -> None:
-        self._client.refuse(UNAVAILABLE, self._call.forwarded.request_id)
+        self._refuse(UNAVAILABLE)
 
     def _answer_failed(self) -> None:
-        self._client.refuse(FAILED, self._call.forwarded.request_id)
+        self._refuse(FAILED)
 
     def _answer_no_prefill(self) -> None:
+        self._record.handoff = "failed"
         self.pool.numbers.add("twinpool_router_handoffs_total", ("failed", self._state.reason))
-        self._client.refuse(NO_PREFILL, self._call.forwarded.request_id)
+        self._refuse(NO_PREFILL)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._record.status = refusal.status
+        self._client.refuse(refusal, self._call.forwarded.request_id)
 
     def _answer_as_engine(self) -> None:
         assert self._hidden is not None
+        self._record.status = self._hidden.status
         self._client.answer_error(self._hidden.status, self._hidden.body, self._call.forwarded.request_id)
 
     def _break(self) -> None:

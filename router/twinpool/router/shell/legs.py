@@ -140,12 +140,12 @@ class DecodeLeg(_Leg):
     The head of an event stream is reported with the first event (:mod:`twinpool.router.logic.opening`).
     """
 
-    __slots__ = ("_exchange", "_head", "_kind", "_moved", "_moved_at", "_opening", "_sent", "answered", "handed_off")
+    __slots__ = ("_exchange", "_head", "_kind", "_moved", "_moved_at", "_opening", "answered", "handed_off", "sent")
 
     def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int, work: Work | None) -> None:
         super().__init__(exchange.pool, endpoint, tokens, work)
         self._exchange: Exchange | None = exchange
-        self._sent = 0.0
+        self.sent = 0.0
         #: A head that waits for the first event, and what came of that.
         self._head: Head | None = None
         self._opening = b""
@@ -161,7 +161,7 @@ class DecodeLeg(_Leg):
         """Send the leg over the open connection."""
         if self.upstream is not None:
             self.handed_off = handed_off
-            self._sent = self._moved_at = self._pool.loop.time()
+            self.sent = self._moved_at = self._pool.loop.time()
             self.upstream.send(self, head, body)
 
     def on_head(self, head: Head) -> None:
@@ -195,7 +195,7 @@ class DecodeLeg(_Leg):
 
     def _open(self, data: bytes) -> None:
         """Look at the first event, then report the head and it, or the error that it is."""
-        self._opening += data
+        self._opening = self._opening + data if self._opening else data
         if not undecided(self._opening):
             self._report_head()
 
@@ -241,7 +241,7 @@ class DecodeLeg(_Leg):
         self._exchange = None
         if self.closed:
             return
-        wait = self._sent + self._pool.limits.release_grace - self._pool.loop.time()
+        wait = self.sent + self._pool.limits.release_grace - self._pool.loop.time()
         if self.answered or wait <= 0:
             self.drop()
         else:

@@ -15,6 +15,7 @@ from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.metrics import Numbers
 from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
+from twinpool.router.shell.access import AccessLog
 from twinpool.router.shell.admission import Admission
 from twinpool.router.shell.upstream import Connections
 
@@ -51,6 +52,7 @@ class Pool:
         self.breaker = Breaker()
         self.numbers = Numbers()
         self.connections = Connections(loop, limits)
+        self.access = AccessLog(config.access_log, rng, self.numbers)
         self.admission = Admission(
             loop,
             self.numbers,
@@ -59,6 +61,8 @@ class Pool:
             patience=config.queue_timeout if config.ttft is None else config.ttft,
         )
         self.draining = False
+        #: Connections to close after their next answer.
+        self.shed = 0
         #: None where nobody needs an API key.
         self.keyring: Keyring | None = None
         #: Bytes of request bodies held.

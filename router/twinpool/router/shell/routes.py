@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from twinpool.router.logic.errors import Refusal, Refused
 from twinpool.router.logic.headers import forward
 from twinpool.router.logic.request import Route, read, with_model
-from twinpool.router.shell.exchange import Call
+from twinpool.router.shell.call import Call
 
 if TYPE_CHECKING:
     from twinpool.core.protocol import RouterConfig

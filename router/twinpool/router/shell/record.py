@@ -1,0 +1,82 @@
+"""What is measured of one request while it runs, and written down when it ends."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from twinpool.router.logic.access import Entry
+
+if TYPE_CHECKING:
+    from twinpool.router.logic.handoff import State
+    from twinpool.router.shell.call import Call
+    from twinpool.router.shell.pool import Pool
+
+
+class Record:
+    """Times are on the pool's clock; 0: not yet."""
+
+    __slots__ = ("_begun", "_call", "_count", "_first", "_last", "_pool", "decode", "handoff", "prefill", "status")
+
+    def __init__(self, pool: Pool, call: Call) -> None:
+        self._pool = pool
+        self._call = call
+        self._begun = self._first = self._last = 0.0
+        self._count = 0
+        #: What the client got; 499 when it left.
+        self.status = 0
+        #: remote, local or failed; whole for a request that cannot be split.
+        self.handoff = "whole"
+        #: The pods that were asked last.
+        self.prefill = ""
+        self.decode = ""
+
+    def begin(self) -> None:
+        """There was a place at the workers."""
+        self._begun = self._pool.clock()
+
+    def piece(self, data: bytes, events: bool, sent: float, handed_off: bool) -> None:
+        """A piece of the answer to a leg that was ``sent`` then."""
+        now = self._last = self._pool.clock()
+        if not self._first:
+            self._first = now
+            numbers, route = self._pool.numbers, (self._call.route.value,)
+            numbers.observe("twinpool_router_time_to_first_token_seconds", now - self._call.started, route)
+            by = ("remote" if handed_off else "local",)
+            numbers.observe("twinpool_router_first_event_seconds", max(now - sent, 0.0), by)
+        if events:
+            self._count += data.count(b"data: ")
+
+    def complete(self) -> None:
+        """The answer came to its end."""
+        tokens = self._count - 1  # the last event is [DONE]
+        if tokens > 1:
+            mean = (self._last - self._first) / (tokens - 1)
+            self._pool.numbers.observe("twinpool_router_inter_token_seconds", mean)
+
+    def log(self, state: State) -> None:
+        """The request has ended: write it down, if it is among those that are."""
+        if not self._pool.access.wanted(self.status):
+            return
+        call = self._call
+        self._pool.access.add(
+            Entry(
+                time=time.time(),
+                request_id=call.forwarded.request_id.decode(),
+                route=call.route.value,
+                status=self.status,
+                key=call.key,
+                stream=call.request.stream,
+                prompt_tokens=call.request.prompt_tokens,
+                events=self._count,
+                queued=self._begun - call.started if self._begun else None,
+                first_byte=self._first - call.started if self._first else None,
+                total=self._pool.clock() - call.started,
+                handoff=self.handoff,
+                reason=state.reason,
+                prefill=self.prefill,
+                decode=self.decode,
+                prefill_legs=state.prefills,
+                decode_legs=state.decodes,
+            )
+        )
