@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 JOBS ?= $(shell nproc)
 E2E_JOBS ?= 2
 
-.PHONY: help setup demo down test unit e2e check fix generate bench clean requirements
+.PHONY: help setup demo down test unit e2e check fix generate bench soak clean requirements
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -64,6 +64,9 @@ generate: setup ## write the generated files again
 
 bench: setup ## measure one part beside its baseline: NAME=router|worker|operator|placement [QUICK=1] [OUT=file.json]
 	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))
+
+soak: setup ## churn against one router for half an hour: is its memory flat? [SECONDS=1800]
+	@$(RUN) -m bench.router.soak --seconds $(or $(SECONDS),1800)
 
 requirements: setup ## compile the pinned lists again from pyproject.toml
 	@for extra in operator router worker cli localcluster dev; do \

@@ -37,7 +37,7 @@ async def _all(host: str, port: int, request: bytes, streams: int, requests: int
         events = 0
         for _ in left:
             writer.write(request)
-            events += await _answer(reader)
+            events += await answer_of(reader)
         writer.close()
         return events
 
@@ -47,7 +47,14 @@ async def _all(host: str, port: int, request: bytes, streams: int, requests: int
         raise LoadFailed(f"{host}:{port} broke off: {error}", "look at the server's own output") from None
 
 
-async def _answer(reader: asyncio.StreamReader) -> int:
+async def answer_of(reader: asyncio.StreamReader) -> int:
+    """Read one streamed answer to its end; return its events.
+
+    Raises
+    ------
+    LoadFailed
+        When it is not a chunked answer with HTTP 200.
+    """
     head = await reader.readuntil(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200") or b"chunked" not in head.lower():
         raise LoadFailed(f"not a stream: {head[:80]!r}", "look at the server's own output")
