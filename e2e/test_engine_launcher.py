@@ -22,6 +22,7 @@ from twinpool.localengine.models import TINY, ensure_model
 from twinpool.worker.engines.command import Place, Pod
 from twinpool.worker.engines.vllm.flags import vllm_command
 from twinpool.worker.inject import inject
+from twinpool.worker.logic import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -206,6 +207,12 @@ def test_handoff_and_drain(start) -> None:
     prefill, decode = start(role="prefill"), start(role="decode")
     for each in (prefill, decode):
         each.wait_ready()
+    with decode.open("/metrics") as answer:
+        metrics = answer.read().decode()
+    (rank,) = load.work(metrics)
+    assert (rank.engine, len(rank.marks)) == ("0", len(load.MARKS)), (
+        "the real engine prints all that progress is read from"
+    )
     prompt = " ".join(f"word{i} alpha beta" for i in range(60))
     before = decode.prompt_tokens_by_source()
     ask = {"do_remote_decode": True, "do_remote_prefill": False, **NOTHING_REMOTE}

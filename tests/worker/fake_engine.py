@@ -1,7 +1,8 @@
 """A program that looks like vLLM to the launcher: same arguments, /health, /metrics and one-token completions.
 
-``FAKE_DIR`` names a folder in which tests steer it: ``busy`` makes it report a running request, ``no-token`` makes its
-completions end without a token, ``unhealthy`` makes /health fail. ``FAKE_MODE`` is one of ``serve``, ``crash`` (ends
+``FAKE_DIR`` names a folder in which tests steer it: ``busy`` makes it report a running request, ``working`` makes its
+counters move, ``no-token`` makes its completions end without a token, ``abort`` makes them end as while vLLM drains,
+``wedged`` leaves them unanswered, ``unhealthy`` makes /health fail. ``FAKE_MODE`` is one of ``serve``, ``crash`` (ends
 at once with a traceback), ``stubborn`` (ignores SIGTERM) and ``orphan`` (leaves a grandchild in a session of its own).
 """
 
@@ -11,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 STEER = Path(os.environ["FAKE_DIR"])
@@ -21,14 +23,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/metrics":
             running = int((STEER / "busy").exists())
-            self._answer(200, f'vllm:num_requests_running{{engine="0"}} {running}\nvllm:num_requests_waiting 0\n')
+            tokens = time.monotonic() if (STEER / "working").exists() else 0
+            text = f'vllm:num_requests_running{{engine="0"}} {running}\nvllm:num_requests_waiting 0\n'
+            self._answer(200, text + f"vllm:generation_tokens_total {tokens}\n")
         else:
             self._answer(503 if (STEER / "unhealthy").exists() else 200, "")
 
     def do_POST(self):
         json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         tokens = 0 if (STEER / "no-token").exists() else 1
-        body = {"choices": [{"text": "x", "finish_reason": "length"}], "usage": {"completion_tokens": tokens}}
+        while (STEER / "wedged").exists():
+            time.sleep(0.05)
+        reason = "abort" if (STEER / "abort").exists() else "length"
+        body = {"choices": [{"text": "x", "finish_reason": reason}], "usage": {"completion_tokens": tokens}}
         self._answer(200, json.dumps(body))
 
     def _answer(self, code, body):

@@ -145,9 +145,7 @@ def test_ready_after_a_token_then_drains_and_leaves(worker):
     assert "the engine speaks" in status["lastLines"]
     assert "twinpool_worker_ready 1" in one.get("/metrics")[1]
     assert one.get("/other")[0] == 404
-    one.steer("unhealthy")
     one.steer("busy")
-    assert one.ready(), "a ready engine is judged by its process alone"
     one.process.send_signal(signal.SIGTERM)
     wait_for(lambda: one.get("/readyz")[0] == 503, "unready at once")
     assert json.loads(one.get("/readyz")[1])["reason"] == "draining"
@@ -178,6 +176,40 @@ def test_a_killed_engine_comes_back_in_place(worker):
     assert one.status()["restarts"] == 1
     assert one.status()["epoch"] == 2
     assert one.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "reason"),
+    [
+        ("busy", "Stuck", "requests run and no counter has moved for 1 s"),
+        ("wedged", "Wedged", "one token did not come within 1 s"),
+        ("unhealthy", "EngineDead", "says that its engine is dead"),
+        ("abort", "Aborting", "finish_reason 'abort'"),
+        ("no-token", "Failing", "3 requests for one token failed in a row"),
+    ],
+)
+def test_an_engine_that_serves_no_more_is_started_again_and_the_cause_is_named(worker, fault, cause, reason):
+    one = worker(stall_timeout=1.0)
+    wait_for(one.ready, "ready")
+    one.steer(fault)
+    wait_for(lambda: json.loads(one.get("/readyz")[1] or "{}").get("cause") == cause, f"unready for {cause}")
+    assert reason in one.get("/readyz")[1]
+    one.steer(fault, on=False)
+    wait_for(lambda: len(one.starts()) == 2 and one.ready(), "ready again")
+    assert f'twinpool_worker_engine_losses_total{{cause="{cause}"}} 1' in one.get("/metrics")[1]
+    assert json.loads(one.get("/readyz")[1])["cause"] == ""
+
+
+def test_load_never_makes_a_pod_unready(worker):
+    """An engine that works for others, and whose every probe would hang, goes on for many stall timeouts."""
+    one = worker(stall_timeout=0.5)
+    wait_for(one.ready, "ready")
+    for name in ("working", "busy", "wedged"):
+        one.steer(name)
+    before = time.monotonic()
+    while time.monotonic() < before + 2.5:
+        assert one.ready()
+    assert len(one.starts()) == 1
 
 
 def test_orphans_of_a_dead_engine_are_ended_and_reaped(worker):

@@ -301,6 +301,13 @@ def test_a_rank_without_engine_goes_at_once():
     assert rank((says(), 2.0), (Tick(), 3.0), state=stopped) == (stopped, ())
 
 
+def test_a_rank_names_why_it_lost_its_engine():
+    assert (follows().cause, follows().losses, follows().warnings) == (None, (), ())
+    assert (follows().recent_restarts, follows().backoff) == (0, 0.0), "both are the leader's"
+    state, _ = rank((Ended("OSError: [Errno 28] No space left on device"), 6.0), state=follows())
+    assert state.cause == "DiskFull"
+
+
 def test_begin_counts_once():
     assert rank((Begin(), 6.0), state=follows()) == (follows(), ())
 

@@ -5,11 +5,12 @@ import json
 from prometheus_client.parser import text_string_to_metric_families
 
 from twinpool.worker.logic import report
+from twinpool.worker.logic.causes import CAUSES
 from twinpool.worker.logic.report import Snapshot
 from twinpool.worker.logic.supervisor import State
 
 READY = Snapshot(
-    State(phase="ready", epoch=2, total_restarts=1, start_seconds=12.5, reason=""),
+    State(phase="ready", epoch=2, total_restarts=1, start_seconds=12.5, reason="", losses=(("Stuck", 3),)),
     "vllm",
     'a"b\\c\nd',
     "decode",
@@ -20,7 +21,7 @@ NEW = Snapshot(State(), "simulated", "m", "prefill", "0.1.0")
 
 
 def test_readyz():
-    assert report.readyz(READY) == (200, '{"ready": true, "phase": "ready", "reason": ""}')
+    assert report.readyz(READY) == (200, '{"ready": true, "phase": "ready", "reason": "", "cause": ""}')
     code, body = report.readyz(NEW)
     assert code == 503
     assert json.loads(body)["reason"]
@@ -41,6 +42,10 @@ def test_metrics_parse_and_agree():
     phases = {sample.labels["phase"]: sample.value for sample in families["twinpool_worker_phase"].samples}
     assert [phase for phase, value in phases.items() if value] == ["ready"]
     assert families["twinpool_worker_engine_restarts"].samples[0].value == 1
+    losses = {s.labels["cause"]: s.value for s in families["twinpool_worker_engine_losses"].samples}
+    assert losses.keys() == CAUSES.keys()
+    assert {cause: value for cause, value in losses.items() if value} == {"Stuck": 3}
+    assert families["twinpool_worker_engine_warnings"].samples[0].value == 0
     assert families["twinpool_worker_engine_start_seconds"].samples[0].value == 12.5
 
 

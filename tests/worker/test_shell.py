@@ -1,14 +1,16 @@
 """The launcher's I/O in small: what it reads from an engine, what it keeps of its output, who may hold it up."""
 
 import http.server
+import os
 import socket
 import threading
+import types
 
 import pytest
 
 from twinpool.worker.logic.report import Snapshot
 from twinpool.worker.logic.supervisor import State
-from twinpool.worker.shell import endpoint, host, process
+from twinpool.worker.shell import disk, endpoint, host, process
 from twinpool.worker.shell.engine_client import EngineClient
 
 
@@ -60,8 +62,31 @@ def client(server, key=""):
 )
 def test_probe(engine, code, body, reason):
     engine.answers = (code, body)
-    got = client(engine).probe(5.0)
-    assert (reason in got) if reason else got == ""
+    got = client(engine).probe(5.0, 3)
+    assert (got.epoch, got.ok, got.late, got.aborted) == (3, not reason, False, "'abort'" in reason)
+    assert (reason in got.reason) if reason else got.reason == ""
+
+
+def test_a_probe_that_is_not_answered_is_late():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        got = EngineClient("127.0.0.1", silent.getsockname()[1], "m").probe(0.1, 1)
+    assert (got.ok, got.late, got.reason) == (False, True, "no answer within 0.1 s")
+
+
+def test_full_file_systems_are_named(tmp_path, monkeypatch):
+    folders = disk.places({"HOME": str(tmp_path), "HF_HOME": str(tmp_path)})
+    assert folders.count(str(tmp_path)) == 1
+    assert disk.full((str(tmp_path), "/no/such/folder")) == ""
+    real = os.statvfs(tmp_path)
+
+    def shows(**changes):
+        fake = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")} | changes
+        monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(**fake))
+        return disk.full(("/x",))
+
+    assert shows(f_bavail=256, f_frsize=4096, f_flag=0) == "/x has 1.0 MiB left"
+    assert shows(f_bavail=256, f_frsize=4096, f_flag=os.ST_RDONLY) == ""
+    assert shows(f_bavail=10**9, f_files=5, f_favail=0, f_flag=0) == "/x has no inodes left"
 
 
 def test_health_and_metrics(engine):
@@ -69,7 +94,7 @@ def test_health_and_metrics(engine):
     assert client(engine).healthy()
     assert client(engine).metrics() == "vllm:x 1"
     engine.answers = (503, b"no")
-    assert not client(engine).healthy()
+    assert client(engine).healthy() is False
     assert client(engine).metrics() == ""
 
 
@@ -82,9 +107,9 @@ def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     nobody = EngineClient("127.0.0.1", port, "m")
-    assert not nobody.healthy()
+    assert nobody.healthy() is None
     assert nobody.metrics() == ""
-    assert "ConnectionRefusedError" in nobody.probe(1.0)
+    assert "ConnectionRefusedError" in nobody.probe(1.0, 1).reason
 
 
 def test_tail_is_bounded_in_lines_and_length():

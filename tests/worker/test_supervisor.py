@@ -7,15 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinpool.worker.logic import supervisor as sv
+from twinpool.worker.logic.load import Work
 from twinpool.worker.logic.supervisor import (
     Begin,
     CheckHealth,
     Exited,
     HealthSeen,
     LoadSeen,
+    Look,
     ProbeEnded,
     Quit,
     ReadLoad,
+    Seen,
     SendProbe,
     StartEngine,
     State,
@@ -58,7 +61,8 @@ def test_a_start_asks_for_health_then_for_one_token():
     assert actions == (SendProbe(1, 78.0),)
     state, actions = run(state, (ProbeEnded(1, True), 25.0))
     assert (state.ready, state.start_seconds, actions) == (True, 25.0, ())
-    assert sv.next_wakeup(state) is None, "a ready engine is left alone: load never makes it unready"
+    state, actions = run(state, (Tick(), 30.0))
+    assert (actions, sv.next_wakeup(state)) == ((Look(1),), None)
 
 
 def test_begin_counts_once():
@@ -115,6 +119,7 @@ def test_an_engine_that_was_ready_is_restarted_in_place_with_growing_delays():
 def test_old_restarts_are_forgiven():
     state = dataclasses.replace(ready(), restarts=(0.0, 1.0, 2.0, 3.0, 4.0), total_restarts=5)
     state, _ = run(state, (Exited(1, "crash"), 700.0))
+    assert (state.cause, state.losses) == ("Crashed", (("Crashed", 1),))
     assert (state.phase, state.restarts, state.deadline, state.total_restarts) == ("backoff", (700.0,), 701.0, 6)
 
 
@@ -168,6 +173,59 @@ def test_an_engine_that_dies_while_draining_is_told():
     assert run(state, (Exited(1, "crash"), 21.0))[1] == (Quit(1, "crash"),)
 
 
+def busy(*marks, running=1.0):
+    return Seen(1, True, (Work("0", running, marks),))
+
+
+def test_a_stuck_engine_is_ended_and_started_again_with_its_cause():
+    state, actions = run(ready(), (busy(5), 15.0), (busy(6), 60.0), (busy(6), 104.9))
+    assert (state.ready, actions) == (True, ())
+    state, actions = run(state, (busy(6), 105.0), (busy(6), 150.0))
+    assert (state.phase, state.cause, actions) == ("stopping", "Stuck", (StopEngine(force=True),))
+    state, actions = run(state, (Exited(1, "killed by SIGKILL"), 151.0))
+    assert (state.phase, state.cause, state.losses, actions) == ("backoff", "Stuck", (("Stuck", 1),), ())
+    assert "1 requests run and no counter has moved for 90 s" in state.reason
+    state, _ = run(state, (Tick(), 152.0), (HealthSeen(2, True), 153.0), (ProbeEnded(2, True), 154.0))
+    assert (state.ready, state.cause, state.losses) == (True, None, (("Stuck", 1),))
+
+
+def test_an_idle_engine_is_asked_for_a_token_once_in_a_while():
+    idle = busy(5, running=0.0)
+    state, actions = run(ready(), (idle, 15.0))
+    assert (sv.next_wakeup(state), actions) == (20.0, ())
+    state, actions = run(state, (idle, 40.0))
+    assert actions == (SendProbe(1, 180.0),)
+    assert run(state, (idle, 45.0))[1] == (), "one probe at a time"
+    state, _ = run(state, (ProbeEnded(1, True), 46.0))
+    assert run(state, (idle, 75.0))[1] == ()
+    assert run(state, (idle, 76.0))[1] == (SendProbe(1, 180.0),)
+
+
+def test_an_engine_that_was_told_to_stop_by_somebody_else_is_stopped_in_order():
+    state, actions = run(ready(), (ProbeEnded(1, False, "finish_reason 'abort'", aborted=True), 50.0))
+    assert (state.phase, state.cause, actions) == ("stopping", "Aborting", (StopEngine(force=False),))
+    state, _ = run(state, (Exited(1, "SIGTERM"), 51.0))
+    assert (state.phase, state.losses) == ("backoff", (("Aborting", 1),))
+    assert "unasked" in state.reason
+
+
+@pytest.mark.parametrize(
+    ("disk", "reason", "cause"),
+    [
+        ("", "OSError: [Errno 28] No space left on device", "DiskFull"),
+        ("/tmp has 0.0 MiB left", "RuntimeError: cannot write", "DiskFull"),
+        ("", "RuntimeError: CUDA error: uncorrectable ECC error encountered", "DeviceLost"),
+    ],
+)
+def test_what_a_new_process_cannot_mend_ends_the_container(disk, reason, cause):
+    state, _ = run(ready(), (Seen(1, True, (), disk), 15.0))
+    assert (disk in state.warnings) == bool(disk)
+    state, actions = run(state, (Exited(1, reason), 16.0))
+    assert (state.cause, state.losses) == (cause, ((cause, 1),))
+    assert actions == (Quit(1, f"{reason} - a new process in this container would not help"),)
+    assert not state.warnings
+
+
 @pytest.mark.parametrize(
     ("state", "phase"),
     [
@@ -194,8 +252,11 @@ def test_answers_about_an_earlier_start_are_ignored():
 
 def test_answers_that_do_not_fit_the_phase_are_ignored():
     state = ready()
-    for late in (HealthSeen(1, True), ProbeEnded(1, False), LoadSeen(1, False)):
+    for late in (HealthSeen(1, True), LoadSeen(1, False)):
         assert run(state, (late, 22.0)) == (state, ())
+    draining, _ = run(state, (Terminate(), 22.0))
+    for late in (ProbeEnded(1, False), Seen(1, False)):
+        assert run(draining, (late, 23.0)) == (draining, ())
 
 
 events = st.one_of(
@@ -204,7 +265,14 @@ events = st.one_of(
     st.just(Tick()),
     st.just(Terminate()),
     st.builds(HealthSeen, st.integers(0, 3), st.booleans()),
-    st.builds(ProbeEnded, st.integers(0, 3), st.booleans(), st.just("why")),
+    st.builds(ProbeEnded, st.integers(0, 3), st.booleans(), st.just("why"), st.booleans(), st.booleans()),
+    st.builds(
+        Seen,
+        st.integers(0, 3),
+        st.sampled_from([True, False, None]),
+        st.sampled_from([(), (Work("0", 0, (0,)),), (Work("0", 1, (1,)),), (Work("0", 1, (2,)),)]),
+        st.sampled_from(["", "/tmp has 0.0 MiB left"]),
+    ),
     st.builds(LoadSeen, st.integers(0, 3), st.sampled_from([True, False, None]), st.booleans()),
     st.builds(Exited, st.integers(0, 3), st.just("crash")),
 )
@@ -225,7 +293,10 @@ def test_invariants_hold_for_any_events(script):
             assert isinstance(event, ProbeEnded), "only a probe token of this start makes ready"
             assert event.epoch == state.epoch
         if before.ready and not state.ready:
-            assert isinstance(event, Terminate | Exited), "load and time never make unready"
+            assert isinstance(event, Terminate | Exited | Seen | ProbeEnded), "time alone never makes unready"
+            if isinstance(event, Seen | ProbeEnded):
+                assert state.cause is not None
+                assert state.reason
         if before.terminating:
             assert state.terminating
             assert not state.ready

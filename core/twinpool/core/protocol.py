@@ -189,6 +189,9 @@ class WorkerConfig:
     args: tuple[str, ...] = ()
     startup_timeout: float = 1800.0
     drain_timeout: float = 300.0
+    #: Time within which a ready engine must get on while requests run; an idle one is asked for a token three times as
+    #: often. No step of an engine takes nearly as long.
+    stall_timeout: float = 90.0
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from twinpool.worker.logic.load import Work
     from twinpool.worker.logic.ranks import Report
 
 
@@ -17,6 +18,8 @@ class Timing:
     drain_timeout: float
     #: Pods of the group.
     nodes: int = 1
+    #: Time within which a ready engine must move its counters while requests run (:mod:`twinpool.worker.logic.health`).
+    stall_timeout: float = 90.0
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,30 @@ class HealthSeen:
 
 @dataclass(frozen=True)
 class ProbeEnded:
-    """Whether a token came; ``reason`` says why not."""
+    """Whether a token came; ``reason`` says why not.
+
+    ``late`` when nothing was heard within the time, ``aborted`` when the answer ended with ``finish_reason: abort``.
+    """
 
     epoch: int
     ok: bool
     reason: str = ""
+    late: bool = False
+    aborted: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look at a ready engine.
+
+    ``health`` is what ``/health`` says, None when nobody answered; ``work`` is empty when no counters were seen;
+    ``disk`` names file systems without room.
+    """
+
+    epoch: int
+    health: bool | None
+    work: tuple[Work, ...] = ()
+    disk: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +117,13 @@ class SendProbe:
 
     epoch: int
     timeout: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """Look at a ready engine and its disks; answer with :class:`Seen`."""
+
+    epoch: int
 
 
 @dataclass(frozen=True)

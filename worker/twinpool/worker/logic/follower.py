@@ -14,11 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Union
 
+from twinpool.worker.logic.causes import cause_of
 from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tick, Timing
 from twinpool.worker.logic.ranks import ASK_INTERVAL, SILENCE, Answer, RankState
 from twinpool.worker.logic.supervisor import KILL_SECONDS, STOP_SECONDS
 
 if TYPE_CHECKING:
+    from twinpool.worker.logic.causes import Cause
     from twinpool.worker.logic.supervisor import Phase
 
 #: Silence after which a rank that must go takes the leader for gone: it need not wait for a drain that has ended.
@@ -97,6 +99,21 @@ class State:
     def ready(self) -> bool:
         """Whether the rank takes part in a group that serves."""
         return self.phase == "ready"
+
+    @property
+    def cause(self) -> Cause | None:
+        """Return why its engine was lost; None while it was not lost in this run."""
+        return cause_of(self.reason) if self.failed else None
+
+    @property
+    def losses(self) -> tuple[tuple[Cause, int], ...]:
+        """Losses are counted by the leader."""
+        return ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the leader's counters say, the leader says."""
+        return ()
 
     @property
     def total_restarts(self) -> int:

@@ -6,9 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from twinpool.worker.logic.causes import CAUSES
 from twinpool.worker.logic.supervisor import PHASES, RESTART_BUDGET, RESTART_WINDOW
 
 if TYPE_CHECKING:
+    from twinpool.worker.logic.causes import Cause
     from twinpool.worker.logic.supervisor import Phase
 
 #: Lines of the engine that ``/status`` shows.
@@ -54,6 +56,21 @@ class Life(Protocol):
         ...
 
     @property
+    def cause(self) -> Cause | None:
+        """Return why the engine was lost; None while it was not."""
+        ...
+
+    @property
+    def losses(self) -> tuple[tuple[Cause, int], ...]:
+        """Return how often the engine was lost for each cause."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what is wrong although the engine serves."""
+        ...
+
+    @property
     def start_seconds(self) -> float | None:
         """Return how long the last start took."""
         ...
@@ -75,7 +92,7 @@ class Snapshot:
 def readyz(snapshot: Snapshot) -> tuple[int, str]:
     """Return the status code and JSON body of ``/readyz``."""
     state = snapshot.state
-    body = {"ready": state.ready, "phase": state.phase, "reason": state.reason}
+    body = {"ready": state.ready, "phase": state.phase, "reason": state.reason, "cause": state.cause or ""}
     return (200 if state.ready else 503), json.dumps(body)
 
 
@@ -93,6 +110,8 @@ def status(snapshot: Snapshot) -> str:
             "window": RESTART_WINDOW,
             "backoff": state.backoff,
             "reason": state.reason,
+            "cause": state.cause or "",
+            "warnings": list(state.warnings),
             "lastLines": list(snapshot.last_lines[-LAST_LINES:]),
             "engine": {"kind": snapshot.engine, "pid": snapshot.pid},
             "model": snapshot.model,
@@ -124,8 +143,20 @@ def metrics(snapshot: Snapshot) -> str:
         *_family(
             "twinpool_worker_engine_restarts_total",
             "counter",
-            "Engines restarted in place because their process ended.",
+            "Engines restarted in place because their process ended or served no more.",
             [("", state.total_restarts)],
+        ),
+        *_family(
+            "twinpool_worker_engine_losses_total",
+            "counter",
+            "Engines lost, by cause: " + "; ".join(f"{cause}: {meaning}" for cause, meaning in CAUSES.items()) + ".",
+            [(f'{{cause="{cause}"}}', dict(state.losses).get(cause, 0)) for cause in CAUSES],
+        ),
+        *_family(
+            "twinpool_worker_engine_warnings",
+            "gauge",
+            "Things that are wrong although the engine serves; /status names them.",
+            [("", len(state.warnings))],
         ),
     ]
     if state.start_seconds is not None:

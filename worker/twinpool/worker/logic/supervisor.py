@@ -3,11 +3,11 @@
 Rules that always hold:
 
 * A worker is ready only in phase ``ready``, which it enters when the engine gave a probe token *after this start*.
-  Load never makes it unready: a ready engine is not probed again, because a one-token probe waits tens of seconds
-  behind real requests. It leaves ``ready`` only when its process ends or the pod must go.
-* An engine that ends before it was ever ready ends the launcher with its reason, so that the kubelet's back-off holds
-  back a pod that cannot start. One that ends later is restarted in place: its weights are in the page cache, its pod
-  and address stay. Five restarts within ten minutes are too many; then the pod ends too.
+  Load never makes it unready. It leaves ``ready`` only when its process ends, when it is lost by its lack of progress
+  (:mod:`twinpool.worker.logic.health`), or when the pod must go.
+* An engine that ends before it was ever ready ends the launcher with its reason: the kubelet's back-off holds the pod.
+  One that is lost later is restarted in place: its weights are in the page cache, its pod and address stay. Five
+  restarts within ten minutes are too many, one is with a lasting cause (:mod:`.causes`); then the container ends too.
 * Draining waits until the engine is idle and nobody will pull KV blocks from it any more, then asks it to stop. vLLM
   cuts running streams on SIGTERM and answers new requests with HTTP 200 and ``finish_reason: abort``, so a busy engine
   is signalled only when time is out.
@@ -21,15 +21,19 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Union
 
 from twinpool.core.protocol import KV_LEASE_SECONDS
+from twinpool.worker.logic import health
+from twinpool.worker.logic.causes import LASTING, Cause, cause_of
 from twinpool.worker.logic.events import Begin as Begin
 from twinpool.worker.logic.events import CheckHealth as CheckHealth
 from twinpool.worker.logic.events import Exited as Exited
 from twinpool.worker.logic.events import HealthSeen as HealthSeen
 from twinpool.worker.logic.events import LoadSeen as LoadSeen
+from twinpool.worker.logic.events import Look as Look
 from twinpool.worker.logic.events import ProbeEnded as ProbeEnded
 from twinpool.worker.logic.events import Quit as Quit
 from twinpool.worker.logic.events import RankHeard as RankHeard
 from twinpool.worker.logic.events import ReadLoad as ReadLoad
+from twinpool.worker.logic.events import Seen as Seen
 from twinpool.worker.logic.events import SendProbe as SendProbe
 from twinpool.worker.logic.events import StartEngine as StartEngine
 from twinpool.worker.logic.events import StopEngine as StopEngine
@@ -66,11 +70,13 @@ KILL_SECONDS = 4.0
 RESTART_BUDGET = 5
 RESTART_WINDOW = 600.0
 MAX_BACKOFF = 30.0
+#: Time between two looks at a ready engine, as a share of the stall timeout: 5 s of 90 s.
+LOOK_SHARE = 1 / 18
 
 
 # Union, not |: these aliases are evaluated at run time.
-Event = Union[Begin, Tick, Terminate, HealthSeen, ProbeEnded, LoadSeen, Exited, RankHeard]  # noqa: UP007
-Action = Union[StartEngine, CheckHealth, SendProbe, ReadLoad, StopEngine, Quit]  # noqa: UP007
+Event = Union[Begin, Tick, Terminate, HealthSeen, ProbeEnded, LoadSeen, Seen, Exited, RankHeard]  # noqa: UP007
+Action = Union[StartEngine, CheckHealth, SendProbe, Look, ReadLoad, StopEngine, Quit]  # noqa: UP007
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,12 @@ class State:
     restarts: tuple[float, ...] = ()
     total_restarts: int = 0
     reason: str = "the engine was not started yet"
+    #: Why the engine was lost; empty from the next probe token on.
+    cause: Cause | None = None
+    #: How often it was lost for each cause.
+    losses: tuple[tuple[Cause, int], ...] = ()
+    #: What is known of a ready engine.
+    watch: health.Watch | None = None
     #: Random name of this launcher's life, and what the other ranks said last.
     instance: str = ""
     ranks: Ranks = field(default_factory=Ranks)
@@ -117,6 +129,11 @@ class State:
     def backoff(self) -> float:
         """Return the seconds to wait before the start that follows the last restart, 0 when there was none."""
         return min(MAX_BACKOFF, 2.0 ** (len(self.restarts) - 1)) if self.restarts else 0.0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what is wrong although the engine serves."""
+        return self.watch.warnings if self.watch and self.ready else ()
 
     @property
     def run(self) -> str:
@@ -150,7 +167,9 @@ def step(state: State, event: Event, now: float, timing: Timing) -> Step:
     if isinstance(event, HealthSeen):
         return _health(state, event, now)
     if isinstance(event, ProbeEnded):
-        return _probed(state, event, now)
+        return _probed(state, event, now, timing)
+    if isinstance(event, Seen):
+        return _seen(state, event, now, timing)
     return _load(state, event, now)
 
 
@@ -181,7 +200,7 @@ def _together(state: State, now: float, timing: Timing) -> Step:
     looked = replace(state, next_rank_check=now + CHECK_INTERVAL)
     trouble = state.ranks.trouble(state.run, timing.nodes, now)
     if trouble:
-        return _kill(replace(looked, reason=trouble), now)
+        return _kill(replace(looked, reason=trouble, cause="RankLost"), now)
     leaving = state.ranks.leaving(timing.nodes)
     if leaving and state.phase == "ready":
         return _drain(replace(looked, reason=f"draining: {leaving}"), now, timing)
@@ -204,6 +223,8 @@ def _tick(state: State, now: float, timing: Timing) -> Step:
         return waiting, (CheckHealth(state.epoch),)
     if state.phase == "probing":
         return waiting, (_probe(state, now),)
+    if state.phase == "ready":
+        return waiting, (Look(state.epoch),)
     return waiting, (ReadLoad(state.epoch),)  # draining
 
 
@@ -228,7 +249,7 @@ def _deadline(state: State, now: float, timing: Timing) -> Step:
         return _kill(state, now)
     # starting or probing: the only other phases with a deadline
     reason = f"the engine was not ready within the startup timeout of {timing.startup_timeout:g} s: {state.reason}"
-    return _kill(replace(state, reason=reason), now)
+    return _kill(replace(state, reason=reason, cause="StartTimeout"), now)
 
 
 def _stop(state: State, now: float) -> Step:
@@ -283,7 +304,9 @@ def _health(state: State, event: HealthSeen, now: float) -> Step:
     return probing, (_probe(state, now),)
 
 
-def _probed(state: State, event: ProbeEnded, now: float) -> Step:
+def _probed(state: State, event: ProbeEnded, now: float, timing: Timing) -> Step:
+    if state.phase == "ready" and state.watch is not None:
+        return _judged(replace(state, watch=health.answered(state.watch, event, now)), now, timing)
     if state.phase != "probing":
         return state, ()
     if not event.ok:
@@ -293,11 +316,35 @@ def _probed(state: State, event: ProbeEnded, now: float) -> Step:
         phase="ready",
         ever_ready=True,
         deadline=None,
-        next_check=None,
+        next_check=now + timing.stall_timeout * LOOK_SHARE,
         start_seconds=now - state.started_at,
         reason="",
+        cause=None,
+        watch=health.begin(now),
     )
     return ready, ()
+
+
+def _seen(state: State, event: Seen, now: float, timing: Timing) -> Step:
+    if state.phase != "ready" or state.watch is None:
+        return state, ()
+    watch = health.look(state.watch, event, now, timing.stall_timeout)
+    looked = replace(state, watch=watch, next_check=now + timing.stall_timeout * LOOK_SHARE)
+    after, actions = _judged(looked, now, timing)
+    if actions or not health.wants_probe(watch, now, timing.stall_timeout):
+        return after, actions
+    # Twice the time: whether the engine is wedged is judged before the probe gives up.
+    return replace(after, watch=replace(watch, probe_since=now)), (SendProbe(state.epoch, 2 * timing.stall_timeout),)
+
+
+def _judged(state: State, now: float, timing: Timing) -> Step:
+    """End an engine that no longer serves; one that was told to stop by somebody else has the time to do so."""
+    assert state.watch is not None, "a ready engine is watched"
+    verdict = health.judge(state.watch, now, timing.stall_timeout)
+    if verdict is None:
+        return state, ()
+    lost = replace(state, reason=verdict.reason, cause=verdict.cause)
+    return _stop(lost, now) if verdict.cause == "Aborting" else _kill(lost, now)
 
 
 def _load(state: State, event: LoadSeen, now: float) -> Step:
@@ -316,12 +363,16 @@ def _load(state: State, event: LoadSeen, now: float) -> Step:
 def _exited(state: State, event: Exited, now: float) -> Step:
     if state.phase in ("new", "joining", "backoff", "stopped"):
         return state, ()
-    # A forced stop that the launcher itself decided on has the better reason than "killed by SIGKILL".
-    reason = state.reason if state.forced and not state.terminating else event.reason
     if state.phase == "stopping" and state.terminating:
         return _quit(state, 0, state.reason)
+    # A stop that the launcher itself decided on has the better reason than "killed by SIGKILL".
+    decided = not state.terminating and (state.forced or state.cause is not None)
+    reason = state.reason if decided else event.reason
+    state = _blame(state, reason)
     if state.terminating or not state.ever_ready:
         return _quit(state, 1, reason)
+    if state.cause in LASTING:
+        return _quit(state, 1, f"{reason} - a new process in this container would not help")
     recent = tuple(time for time in state.restarts if now - time < RESTART_WINDOW)
     if len(recent) >= RESTART_BUDGET:
         minutes = f"{RESTART_WINDOW / 60:g} minutes"
@@ -336,3 +387,13 @@ def _exited(state: State, event: Exited, now: float) -> Step:
         next_rank_check=None,
     )
     return waiting, ()
+
+
+def _blame(state: State, reason: str) -> State:
+    """Name and count the cause of a loss; an engine that was asked to stop is none."""
+    if state.phase == "stopping" and state.cause is None:
+        return state
+    cause = state.cause or cause_of(reason, disk_full=state.watch is not None and bool(state.watch.disk))
+    counts = dict(state.losses)
+    losses = tuple(sorted({**counts, cause: counts.get(cause, 0) + 1}.items()))
+    return replace(state, cause=cause, losses=losses)

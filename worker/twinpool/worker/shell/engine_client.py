@@ -6,6 +6,8 @@ import http.client
 import json
 from typing import Any
 
+from twinpool.worker.logic.events import ProbeEnded
+
 #: Seconds for one look; a starting engine may accept and not answer.
 CHECK_TIMEOUT = 5.0
 #: Largest answer that is read, in bytes; vLLM's metrics are about 100 kB.
@@ -21,12 +23,12 @@ class EngineClient:
         self._model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
-    def healthy(self) -> bool:
-        """Return whether ``/health`` answers 200."""
+    def healthy(self) -> bool | None:
+        """Return whether ``/health`` answers 200; None when it does not answer."""
         try:
             return self._ask("GET", "/health", CHECK_TIMEOUT)[0] == 200
         except (OSError, http.client.HTTPException):
-            return False
+            return None
 
     def metrics(self) -> str:
         """Return the text of ``/metrics``, or an empty text when it did not come."""
@@ -36,16 +38,18 @@ class EngineClient:
             return ""
         return body.decode(errors="replace") if code == 200 else ""
 
-    def probe(self, timeout: float) -> str:
-        """Ask for one token; return why none came, or an empty text when one did."""
+    def probe(self, timeout: float, epoch: int) -> ProbeEnded:
+        """Ask for one token and say how it went."""
         request = {"model": self._model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         try:
             code, body = self._ask("POST", "/v1/completions", timeout, json.dumps(request).encode())
+        except TimeoutError:
+            return ProbeEnded(epoch, ok=False, reason=f"no answer within {timeout:g} s", late=True)
         except (OSError, http.client.HTTPException) as error:
-            return f"{type(error).__name__}: {error}"
+            return ProbeEnded(epoch, ok=False, reason=f"{type(error).__name__}: {error}")
         if code != 200:
-            return f"HTTP {code}: {body[:300].decode(errors='replace')}"
-        return _no_token(body)
+            return ProbeEnded(epoch, ok=False, reason=f"HTTP {code}: {body[:300].decode(errors='replace')}")
+        return _read(body, epoch)
 
     def _ask(self, method: str, path: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
@@ -58,14 +62,15 @@ class EngineClient:
             connection.close()
 
 
-def _no_token(body: bytes) -> str:
-    """Return why a completion with status 200 holds no token; vLLM answers so with ``abort`` while it stops."""
+def _read(body: bytes, epoch: int) -> ProbeEnded:
+    """Say whether a completion with status 200 holds a token; vLLM answers with ``abort`` while it stops."""
     try:
         answer: Any = json.loads(body)
         reason = answer["choices"][0].get("finish_reason")
         tokens = (answer.get("usage") or {}).get("completion_tokens", 1)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return f"no completion: {body[:300].decode(errors='replace')}"
+        return ProbeEnded(epoch, ok=False, reason=f"no completion: {body[:300].decode(errors='replace')}")
     if reason == "abort" or not tokens:
-        return f"the completion ended without a token (finish_reason {reason!r})"
-    return ""
+        text = f"the completion ended without a token (finish_reason {reason!r})"
+        return ProbeEnded(epoch, ok=False, reason=text, aborted=reason == "abort")
+    return ProbeEnded(epoch, ok=True)

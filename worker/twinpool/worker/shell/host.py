@@ -1,7 +1,7 @@
 """What the launchers of all ranks share: one loop that turns signals, child exits and answers into events.
 
 One thread (the main one) owns the state. Questions run on a helper thread each, because a probe token can take minutes
-while SIGTERM must be heard at once; there is never more than one question at a time per start.
+while SIGTERM must be heard at once; there are never more than two questions at a time per start: a look and a probe.
 """
 
 from __future__ import annotations

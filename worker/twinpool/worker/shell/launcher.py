@@ -16,13 +16,15 @@ from twinpool.worker.logic.events import (
     Exited,
     HealthSeen,
     LoadSeen,
-    ProbeEnded,
+    Look,
     RankHeard,
+    Seen,
     SendProbe,
     StartEngine,
     Timing,
 )
 from twinpool.worker.logic.ranks import Answer, Report
+from twinpool.worker.shell import disk
 from twinpool.worker.shell.engine_client import EngineClient
 from twinpool.worker.shell.follower import Follower
 from twinpool.worker.shell.host import Host, visible_gpus
@@ -40,7 +42,7 @@ class Launcher(Host):
 
     def __init__(self, config: WorkerConfig, environment: Mapping[str, str]) -> None:
         self._state = supervisor.State(instance=uuid.uuid4().hex)
-        self._timing = Timing(config.startup_timeout, config.drain_timeout, config.nodes)
+        self._timing = Timing(config.startup_timeout, config.drain_timeout, config.nodes, config.stall_timeout)
         if config.nodes > 1:
             self._hear = self._rank_asks
         super().__init__(config, environment, self._state)
@@ -74,10 +76,13 @@ class Launcher(Host):
 
     def _ask(self, action: Any) -> None:
         if isinstance(action, CheckHealth):
-            self._inbox.put(HealthSeen(action.epoch, self._client.healthy()))
+            self._inbox.put(HealthSeen(action.epoch, self._client.healthy() is True))
         elif isinstance(action, SendProbe):
-            reason = self._client.probe(action.timeout)
-            self._inbox.put(ProbeEnded(action.epoch, not reason, reason))
+            self._inbox.put(self._client.probe(action.timeout, action.epoch))
+        elif isinstance(action, Look):
+            health = self._client.healthy()
+            work = load.work(self._client.metrics())
+            self._inbox.put(Seen(action.epoch, health, work, disk.full(disk.places(self._environment))))
         else:
             metrics = self._client.metrics()
             # Only a prefill worker keeps blocks for others after a request has ended.
