@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,7 +68,7 @@ class FakeCluster:
     async def merge(self, kind: str, namespace: str, name: str, body: Any) -> dict[str, Any]:
         self._note("merge", name)
         self.bodies.append(body)
-        return copy.deepcopy({"metadata": {"name": name}, **body} if "name" not in body["metadata"] else body)
+        return copy.deepcopy({**body, "metadata": {"name": name, **body["metadata"]}})
 
     async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Any) -> dict[str, Any]:
         self._note("condition", name)
@@ -165,8 +166,8 @@ async def test_a_server_in_trouble_ends_the_plan(code: int) -> None:
 
 
 async def test_a_group_leaves_step_by_step() -> None:
-    cluster, metrics = FakeCluster(), Metrics()
-    made = Executor(cluster, Leader(), Memory(), metrics)  # type: ignore[arg-type]
+    cluster, metrics, memory = FakeCluster(), Metrics(), Memory()
+    made = Executor(cluster, Leader(), memory, metrics)  # type: ignore[arg-type]
     actions = (
         Retire("g", "u", "1", "2026-01-01T00:00:00Z"),
         Annotate("Pod", "g-0", "p", protocol.ANNOTATION_DRAINING, "2026-01-01T00:00:00Z"),
@@ -187,6 +188,13 @@ async def test_a_group_leaves_step_by_step() -> None:
     assert (gate["type"], gate["status"], gate["reason"]) == (protocol.ROUTABLE_GATE, "False", "Draining")
     assert scaled == {"metadata": {"uid": "u", "resourceVersion": "2"}, "spec": {"replicas": 0}}
     assert metrics.registry.get_sample_value("twinpool_operator_drains_total", {"result": "drained"}) == 1
+    # What the watches still show is older than what was written, and planned with no more.
+    old = read_child("StatefulSet", {"metadata": {"name": "g", "uid": "u", "resourceVersion": "1"}})
+    (known,) = memory.newest(KEY, [old])
+    assert (known.resource_version, known.content["spec"]) == ("2", {"replicas": 0})
+    newer = dataclasses.replace(old, resource_version="3")
+    assert memory.newest(KEY, [newer]) == [newer]
+    assert memory.newest(KEY, [old]) == [old], "what was shown once needs no memory any more"
 
 
 async def test_a_refused_mark_is_reported_as_its_pods() -> None:

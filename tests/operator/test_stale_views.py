@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Action, Apply, Delete, Retire, ScaleToZero
+from twinpool.operator.logic.books import Report
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.observed import Observed, read_child
 from twinpool.operator.logic.plan import plan
@@ -41,6 +43,8 @@ class LateViews:
         self.seen_pods: tuple[Any, ...] = ()
         self.memory = Memory()
         self.conflicts = 0
+        #: Requests in flight by group; a moment later they may be elsewhere.
+        self.work: dict[str, int] = {}
 
     def deliver(self, kind: str) -> None:
         """Let the watch of one kind catch up."""
@@ -58,10 +62,30 @@ class LateViews:
             self.deliver(kind)
 
     def observed(self) -> Observed:
-        children = tuple(child for found in self.view.values() for child in found)
+        children = tuple(self.memory.newest(KEY, (child for found in self.view.values() for child in found)))
         self.memory.noticed(KEY, children)
         serial = self.memory.last_serial(KEY)
         return Observed(self.seen_pool, children, self.seen_pods, last_serial=serial, reports=self.reports())
+
+    def reports(self) -> Any:
+        groups_of = {pod.uid: pod.group for pod in self.pods.values()}
+        return {
+            router: Report(
+                {
+                    uid: dataclasses.replace(entry, in_flight=self.work.get(groups_of[uid], 0))
+                    for uid, entry in report.entries.items()
+                }
+            )
+            for router, report in super().reports().items()
+        }
+
+    def live(self) -> set[str]:
+        """Return the groups that are meant to stay, as the API server knows them."""
+        return {
+            name
+            for (kind, name), body in self.objects.items()
+            if kind == "StatefulSet" and names.RETIRED_ANNOTATION not in body["metadata"]["annotations"]
+        }
 
     def carry_out(self, action: Action) -> None:
         stored = self.objects.get((action.kind, action.name))
@@ -78,6 +102,9 @@ class LateViews:
                 version,
             ):
                 super().carry_out(action)
+                if not isinstance(action, Delete):
+                    body = copy.deepcopy(self.objects[action.kind, action.name])
+                    self.memory.wrote(KEY, read_child(action.kind, body))
             case Apply() | Retire() | ScaleToZero() | Delete():
                 self.conflicts += 1
             case _:
@@ -136,10 +163,11 @@ class Lateness(RuleBasedStateMachine):
     def reconcile(self) -> None:
         self.cluster.reconcile()
 
-    @rule()
-    def plan_twice_before_any_watch_shows_what_was_done(self) -> None:
+    @rule(work=st.lists(st.integers(0, 9), max_size=6))
+    def plan_twice_before_any_watch_shows_what_was_done(self, work: list[int]) -> None:
         self.cluster.reconcile()
         made = list(self.cluster.created_groups)
+        self.cluster.work = dict(zip(sorted(self.cluster.live()), work, strict=False))
         self.cluster.reconcile()
         assert self.cluster.created_groups == made, "a plan from an old view made a group again"
 
@@ -217,6 +245,25 @@ def test_views_that_are_late_duplicate_nothing_and_end_in_the_wanted_groups(
         scenario,
         settings=settings(max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=checks),
     )
+
+
+def test_work_that_moves_between_two_plans_takes_no_further_group(
+    make_pool: Callable[..., InferencePool], model_cluster: type[Any]
+) -> None:
+    """Which group goes depends on work in flight; the second plan must know what the first one marked."""
+    cluster = type("Late", (LateViews, model_cluster), {})(make_pool({"decode": {"replicas": 3}}))
+    for _ in range(20):
+        cluster.reconcile()
+        cluster.run_controllers()
+        cluster.set_ready()
+        cluster.deliver_all()
+    decode = [name for name in sorted(cluster.live()) if "decode" in name]
+    cluster.pool = make_pool({"decode": {"replicas": 1}})
+    cluster.deliver("pool")
+    for busy in decode:
+        cluster.work = {busy: 5}
+        cluster.reconcile()
+    assert len(cluster.live() & set(decode)) == 1
 
 
 def test_a_name_is_not_used_again_when_only_the_watch_that_remembers_it_is_late(

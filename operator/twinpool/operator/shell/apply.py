@@ -195,11 +195,15 @@ class Executor:
             case Retire(name, uid, version, until):
                 marks = {names.RETIRED_ANNOTATION: "true", protocol.ANNOTATION_DRAINING: until}
                 body: dict[str, Any] = {"metadata": {"uid": uid, "resourceVersion": version, "annotations": marks}}
-                await self._cluster.merge("StatefulSet", namespace, name, body)
+                self._memory.wrote(
+                    key, read_child("StatefulSet", await self._cluster.merge("StatefulSet", namespace, name, body))
+                )
                 _log.info("%s/%s: group %s is on its way out, its requests may run until %s", *key, name, until)
             case ScaleToZero(name, uid, version, result):
                 body = {"metadata": {"uid": uid, "resourceVersion": version}, "spec": {"replicas": 0}}
-                await self._cluster.merge("StatefulSet", namespace, name, body)
+                self._memory.wrote(
+                    key, read_child("StatefulSet", await self._cluster.merge("StatefulSet", namespace, name, body))
+                )
                 self._metrics.drains.labels(result).inc()
                 _log.info("%s/%s: scaled group %s to 0: %s", *key, name, result)
             case SetGate(name, uid, opened, reason, message):

@@ -30,6 +30,23 @@ class Memory:
         self._repairs: dict[PoolKey, tuple[Repair, ...]] = {}
         self._serials: dict[PoolKey, int] = {}
         self._tried: dict[PoolKey, frozenset[tuple[str, str]]] = {}
+        self._written: dict[PoolKey, dict[str, Child]] = {}
+
+    def wrote(self, key: PoolKey, child: Child) -> None:
+        """Remember a child as a write of ours left it, until a watch has shown that or something newer.
+
+        Which group goes depends on work in flight, which is another one a moment later: a plan that did not know of
+        the groups which were just marked would mark more.
+        """
+        self._written.setdefault(key, {})[child.uid] = child
+
+    def newest(self, key: PoolKey, children: Iterable[Child]) -> list[Child]:
+        """Return what watches have shown, or what our own writes left where that is newer."""
+        written = self._written.pop(key, {})
+        found = [_newer(child, written.get(child.uid, child)) for child in children]
+        if still := {child.uid: child for child in found if written.get(child.uid) is child}:
+            self._written[key] = still
+        return found
 
     def applied(self, key: PoolKey, wanted: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """Remember an apply that the API server took but stored differently (``1024Mi`` as ``1Gi``)."""
@@ -80,6 +97,7 @@ class Memory:
 
     def forget(self, key: PoolKey) -> None:
         """Forget a pool that is gone."""
+        self._written.pop(key, None)
         self._tried.pop(key, None)
         self._refusals.pop(key, None)
         self._repairs.pop(key, None)
@@ -97,6 +115,14 @@ class Memory:
         if known is None or known[:2] != (child.uid, digest(child.content)):
             return child
         return dataclasses.replace(child, settled=known[2])
+
+
+def _newer(seen: Child, written: Child) -> Child:
+    """Resource versions of one kind are numbers that grow; from an API server that says otherwise, a watch is right."""
+    versions = (seen.resource_version, written.resource_version)
+    if not all(version.isdecimal() for version in versions):
+        return seen
+    return written if int(versions[1]) > int(versions[0]) else seen
 
 
 def read_pool(body: Mapping[str, Any]) -> InferencePool:
@@ -120,7 +146,8 @@ def observe(
     complaints: Mapping[str, str] | None = None,
 ) -> Observed:
     """Return everything that is known about a pool. Children of an earlier pool of the same name are not its own."""
-    own = [child for child in cache.children(key) if belongs(child, pool.metadata.name, pool.metadata.uid)]
+    known = memory.newest(key, cache.children(key))
+    own = [child for child in known if belongs(child, pool.metadata.name, pool.metadata.uid)]
     said = complaints or {}
     children = tuple(
         dataclasses.replace(child, complaint=said[child.name])
