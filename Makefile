@@ -11,7 +11,7 @@ CRD := crds/inferencepools.serving.twinpool.dev.yaml
 
 # The parts that decide: every branch is tested.
 PURE := twinpool.core twinpool.operator.logic twinpool.router.logic twinpool.worker.logic \
-  twinpool.worker.engines.simulated.logic
+  twinpool.worker.engines.simulated.logic twinpool.simulate
 
 ENGINE ?= vllm
 NAME ?= router
@@ -52,7 +52,7 @@ check: setup ## format, lint, types, dependency rules, freshness of generated fi
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "run \`make fix\`"; exit 1; }
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
-	@PYTHONPATH=core:operator:router:worker:cli:e2e $(VENV)/bin/lint-imports --no-cache | tail -4
+	@PYTHONPATH=core:operator:router:worker:simulate:cli:e2e $(VENV)/bin/lint-imports --no-cache | tail -4
 	@$(VENV)/bin/twinpool crd --check $(CRD)
 
 fix: setup ## format, and mend what ruff can mend
@@ -62,7 +62,7 @@ fix: setup ## format, and mend what ruff can mend
 generate: setup ## write the generated files again
 	@$(VENV)/bin/twinpool crd > $(CRD).new && mv $(CRD).new $(CRD)
 
-bench: setup ## measure one part beside its baseline: NAME=router|worker|operator|placement [QUICK=1] [OUT=file.json]
+bench: setup ## measure one part beside its baseline: NAME=router|routing|worker|operator|placement [QUICK=1] [OUT=file.json]
 	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))
 
 soak: setup ## churn against one router for half an hour: is its memory flat? [SECONDS=1800]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PORTIONS = ("core", "operator", "router", "worker", "cli", "e2e")
+PORTIONS = ("core", "operator", "router", "worker", "simulate", "cli", "e2e")
 
 
 @pytest.mark.parametrize("portion", PORTIONS)

@@ -1,0 +1,1 @@
+"""Routing rules beside each other on request traces, in virtual time."""

@@ -1,0 +1,128 @@
+"""What workers hold, by their own word: the KV index fed by engines' events.
+
+Blocks are the engines' own, by hash; a holder is one data-parallel rank of one engine process, and what it has in
+slower tiers is told apart from what is on the accelerator. Always true: with all events applied, an answer names a
+block only if its holder has it, and misses one only if the table was full, which :meth:`ExactIndex.coverage` shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from twinpool.router.logic.index_events import CLEARED, REMOVED, STORED
+from twinpool.router.logic.index_table import BlockTable, runs
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from twinpool.router.logic.index_events import Events
+
+#: Tiers by the ``medium`` of events (vLLM 0.32 says GPU on every accelerator, also on a CPU); any other is the last.
+_TIERS: Final = {"GPU": 0, "CPU": 1, "DISK": 2}
+_OTHER: Final = 3
+_BITS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One data-parallel rank of one engine process (the endpoint's id changes when the process restarts)."""
+
+    endpoint: str
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Leading blocks of a prompt that a holder has: on the accelerator, and in any tier."""
+
+    device: int
+    anywhere: int
+
+
+class ExactIndex:
+    """Blocks by holder."""
+
+    def __init__(self, capacity: int) -> None:
+        self.table = BlockTable(capacity, self._lost)
+        self._places: dict[Holder, int] = {}
+        self._free: list[int] = []
+        #: One bit for each holder's first tier.
+        self._ones = 0
+        #: Blocks that each place should have by its events, and those that the table has of it.
+        self._stored: dict[int, int] = {}
+        self._kept: dict[int, int] = {}
+
+    def apply(self, holder: Holder, events: Events) -> None:
+        """Follow one message of an engine."""
+        place = self._place(holder)
+        self.table.tick()
+        for event in events:
+            if event.type == CLEARED:
+                self._forget(place)
+                continue
+            bit = 1 << (place * _BITS + _TIERS.get(event.medium or "GPU", _OTHER))
+            if event.type == STORED:
+                for key in event.hashes():
+                    self._stored[place] += 1
+                    self._kept[place] += bool(self.table.add(key, bit))
+            elif event.type == REMOVED:
+                for key in event.hashes():
+                    self._stored[place] = max(0, self._stored[place] - 1)
+                    self._kept[place] -= bool(self.table.remove(key, bit))
+
+    def reset(self, holder: Holder) -> None:
+        """Forget what a holder has: its engine began anew, or events of it are missing."""
+        if holder in self._places:
+            self._forget(self._places[holder])
+
+    def keep(self, endpoints: Container[str]) -> None:
+        """Forget the holders of endpoints that are gone."""
+        for holder in [holder for holder in self._places if holder.endpoint not in endpoints]:
+            place = self._places.pop(holder)
+            self._forget(place)
+            self._ones &= ~(1 << place * _BITS)
+            self._free.append(place)
+
+    def leading(self, keys: Iterable[int]) -> dict[Holder, Held]:
+        """Return how many blocks of a chain each holder has from the first on; those with none are left out."""
+        masks = self.table.masks(keys)
+        if not masks:
+            return {}
+        ones = self._ones
+        device = runs(mask & ones for mask in masks)
+        anywhere = runs((mask | mask >> 1 | mask >> 2 | mask >> 3) & ones for mask in masks)
+        return {
+            holder: Held(_depth(device, place), depth)
+            for holder, place in self._places.items()
+            if (depth := _depth(anywhere, place))
+        }
+
+    def coverage(self, holder: Holder) -> float:
+        """Return the share of a holder's blocks that the table has; 1.0 when it has none."""
+        place = self._places.get(holder)
+        stored = 0 if place is None else self._stored[place]
+        return min(1.0, self._kept[self._places[holder]] / stored) if stored else 1.0
+
+    def _place(self, holder: Holder) -> int:
+        place = self._places.get(holder)
+        if place is None:
+            place = self._places[holder] = self._free.pop() if self._free else len(self._places)
+            self._stored[place] = self._kept[place] = 0
+            self._ones |= 1 << place * _BITS
+        return place
+
+    def _forget(self, place: int) -> None:
+        self.table.forget((2**_BITS - 1) << place * _BITS)
+        self._stored[place] = self._kept[place] = 0
+
+    def _lost(self, mask: int) -> None:
+        while mask:
+            place = ((mask & -mask).bit_length() - 1) // _BITS
+            tier = mask >> place * _BITS & (2**_BITS - 1)
+            self._kept[place] -= tier.bit_count()
+            mask &= ~((2**_BITS - 1) << place * _BITS)
+
+
+def _depth(found: list[tuple[int, int]], place: int) -> int:
+    return next((depth for bits, depth in found if bits >> place * _BITS & 1), 0)

@@ -1,0 +1,1 @@
+"""Pools in virtual time: the very functions that decide in production, on request traces. Never a measurement."""

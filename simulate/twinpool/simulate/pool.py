@@ -1,0 +1,186 @@
+"""A pool in virtual time: routers with books of their own, prefill and decode workers, and what became of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from twinpool.router.logic import policy, price
+from twinpool.router.logic.policy import Ask, Candidate
+from twinpool.simulate.cache import Cache
+from twinpool.simulate.clock import Clock
+from twinpool.simulate.engines import DecodeWorker, Job, PrefillWorker
+from twinpool.simulate.rules import OURS, RULES, Seen
+from twinpool.simulate.traces import BLOCK_TOKENS
+from twinpool.simulate.views import View
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twinpool.core.economics import Prices
+    from twinpool.simulate.traces import Request
+    from twinpool.simulate.views import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A pool to simulate. Sizes in tokens, times in seconds."""
+
+    prices: Prices
+    prefill: int
+    decode: int
+    prefill_cache: int
+    decode_capacity: int
+    rule: str = OURS
+    #: Whether a decode worker may prefill when that is cheaper.
+    conditional: bool = False
+    routers: int = 1
+    index: Kind = "exact"
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Books:
+    """What one router knows of one worker's work: its own, as in the router's ledger."""
+
+    requests: int = 0
+    tokens: int = 0
+    uncached: int = 0
+    seconds: float = 0.0
+
+
+class Router:
+    """One copy: chooses with its own books, in which it assumes that its copies have as much in theirs."""
+
+    def __init__(self, setup: Setup, pool: Pool, seed: int) -> None:
+        self._setup = setup
+        self._pool = pool
+        self._rule = RULES[setup.rule]
+        self._rng = Random(seed)  # noqa: S311 - spreads load
+        self._turn = self._rng.randrange(1024)
+        self._prefill = [Books() for _ in range(setup.prefill)]
+        self._decode = [Books() for _ in range(setup.decode)]
+
+    def route(self, job: Job) -> None:
+        """Send a request on its way."""
+        request = job.request
+        ask = Ask(request.prompt, request.output)
+        candidates = self._prefill_candidates(request)
+        if self._setup.conditional:
+            decision = price.decide(ask, candidates, self._decode_candidates(request), self._setup.prices, self._rng)
+            if decision.prefill is None:
+                self._whole(job, ask)
+                return
+            place = decision.prefill.place
+        else:
+            copies = self._setup.routers
+            uncached = [books.uncached * copies for books in self._prefill]
+            self._turn += 1
+            place = self._rule(Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng))
+        self._hand_off(job, ask, place, candidates[place].cached)
+
+    def _hand_off(self, job: Job, ask: Ask, place: int, cached: int) -> None:
+        books, worker, name = self._prefill[place], self._pool.prefill[place], self._pool.prefill_names[place]
+        self._pool.view.sent(name, job.request.blocks)
+        seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
+        _add(books, 1, ask.prompt, ask.prompt - cached, seconds)
+
+        def prefilled() -> None:
+            _add(books, -1, -ask.prompt, cached - ask.prompt, -seconds)
+            self._pool.view.reported(name, cached, job.hit)
+            self._start_decode(job, ask, worker)
+
+        job.prefilled = prefilled
+        worker.submit(job)
+
+    def _start_decode(self, job: Job, ask: Ask, source: PrefillWorker) -> None:
+        candidates = self._decode_candidates(job.request)
+        if self._setup.rule == OURS:
+            place = price.cheapest_decode(ask, candidates, self._setup.prices, self._rng).place
+        elif self._setup.rule == "round-robin":
+            place = policy.round_robin(len(candidates), self._turn)
+        elif self._setup.rule == "random":
+            place = self._rng.randrange(len(candidates))
+        else:
+            place = policy.least_load([candidate.tokens for candidate in candidates], self._rng)
+        books = self._decode[place]
+        self._pool.view.sent(self._pool.decode_names[place], job.request.blocks)
+        _add(books, 1, ask.prompt + ask.output, 0, 0.0)
+        job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
+        self._pool.decode[place].submit(job, source)
+
+    def _whole(self, job: Job, ask: Ask) -> None:
+        candidates = self._decode_candidates(job.request)
+        chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng)
+        books, name = self._decode[chosen.place], self._pool.decode_names[chosen.place]
+        self._pool.view.sent(name, job.request.blocks)
+        cached = candidates[chosen.place].cached
+        seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
+        _add(books, 1, ask.prompt + ask.output, 0, seconds)
+
+        def prefilled() -> None:
+            _add(books, 0, 0, 0, -seconds)
+            self._pool.view.reported(name, cached, job.hit)
+
+        job.prefilled = prefilled
+        job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
+        self._pool.decode[chosen.place].submit(job, None)
+
+    def _prefill_candidates(self, request: Request) -> list[Candidate]:
+        return self._candidates(request, self._prefill, self._pool.prefill_names, 0)
+
+    def _decode_candidates(self, request: Request) -> list[Candidate]:
+        return self._candidates(request, self._decode, self._pool.decode_names, self._setup.decode_capacity)
+
+    def _candidates(
+        self, request: Request, all_books: Sequence[Books], names: Sequence[str], capacity: int
+    ) -> list[Candidate]:
+        held = self._pool.view.cached(request.blocks, names) if request.blocks else {}
+        copies, most = self._setup.routers, request.prompt - 1
+        found = []
+        for books, name in zip(all_books, names, strict=True):
+            cached = min(held.get(name, 0), most)
+            backlog = max(0.0, books.seconds) * copies
+            found.append(Candidate(books.requests * copies, books.tokens * copies, backlog, cached, cached, capacity))
+        return found
+
+
+def _add(books: Books, requests: int, tokens: int, uncached: int, seconds: float) -> None:
+    books.requests += requests
+    books.tokens += tokens
+    books.uncached += uncached
+    books.seconds += seconds
+
+
+class Pool:
+    """The workers, and what routers believe of their caches."""
+
+    def __init__(self, setup: Setup, clock: Clock) -> None:
+        self.view = View(setup.index, clock, Random(setup.seed))  # noqa: S311 - loses events
+        self.prefill_names = [f"p{number}" for number in range(setup.prefill)]
+        self.decode_names = [f"d{number}" for number in range(setup.decode)]
+        blocks = setup.prefill_cache // BLOCK_TOKENS
+        self.prefill = [
+            PrefillWorker(clock, setup.prices, Cache(blocks, self.view.listener(name))) for name in self.prefill_names
+        ]
+        # What a decode worker does not need for sequences holds the blocks of those that ended: half, on average.
+        half = setup.decode_capacity // BLOCK_TOKENS // 2
+        self.decode = [
+            DecodeWorker(clock, setup.prices, setup.decode_capacity, Cache(half, self.view.listener(name)))
+            for name in self.decode_names
+        ]
+
+
+def simulate(trace: Sequence[Request], setup: Setup) -> list[Job]:
+    """Return what became of every request of ``trace``. The same setup gives the same result."""
+    clock = Clock()
+    pool = Pool(setup, clock)
+    routers = [Router(setup, pool, setup.seed * 1000 + number) for number in range(setup.routers)]
+    rng = Random(setup.seed + 1)  # noqa: S311 - clients choose any router
+    jobs = [Job(request) for request in trace]
+    for job in jobs:
+        router = routers[rng.randrange(len(routers))]
+        clock.at(job.request.arrival, lambda router=router, job=job: router.route(job))  # type: ignore[misc]
+    clock.run()
+    return jobs

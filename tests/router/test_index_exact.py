@@ -1,0 +1,130 @@
+"""The exact KV index: events by rank and tier, gaps, replays, restarts and coverage."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinpool.router.logic.index_events import _HELD_BACK, Event, Events, Feed, Take, events_of
+from twinpool.router.logic.index_exact import ExactIndex, Held, Holder
+
+
+def stored(*hashes: int | bytes, medium: str | None = "GPU") -> Event:
+    return Event("BlockStored", list(hashes), medium)
+
+
+def removed(*hashes: int, medium: str | None = "GPU") -> Event:
+    return Event("BlockRemoved", list(hashes), medium)
+
+
+A, B = Holder("a"), Holder("b", rank=3)
+
+
+def test_the_exact_index_follows_events_by_rank_and_tier() -> None:
+    index = ExactIndex(1024)
+    index.apply(A, (stored(1, 2, 3), Event("SomethingNew", [9])))
+    index.apply(B, (stored(1, 2), stored(2, medium="CPU"), removed(2)))
+    index.apply(B, (stored(3, medium="DISK"), stored(4, medium="NVME")))
+    assert index.leading([1, 2, 3, 4, 5]) == {A: Held(3, 3), B: Held(1, 4)}
+    index.apply(A, (Event("AllBlocksCleared"), stored(1)))
+    assert index.leading([1, 2]) == {A: Held(1, 1), B: Held(1, 2)}
+    index.reset(B)
+    index.reset(Holder("unknown"))
+    assert index.leading([1, 2]) == {A: Held(1, 1)}
+    index.keep({"b"})
+    assert index.leading([1]) == {}
+    index.apply(Holder("c"), (stored(7),))
+    assert index.leading([7]) == {Holder("c"): Held(1, 1)}
+    assert index.leading([1]) == {}
+
+
+def test_blocks_that_did_not_fit_lower_the_coverage_of_their_holders() -> None:
+    index = ExactIndex(8)
+    assert index.coverage(A) == 1.0
+    index.apply(A, (stored(*range(1, 9)), stored(1, medium="CPU")))
+    assert index.coverage(A) == 1.0
+    index.apply(B, (stored(*range(11, 15)),))
+    assert index.coverage(A) < 0.7
+    assert index.coverage(B) == 1.0
+    index.apply(A, (removed(*range(1, 9)), removed(1, medium="CPU"), removed(1, medium="CPU")))
+    assert index.coverage(A) == 1.0
+
+
+class Engine:
+    """Publishes numbered messages, each storing one block of its number, and replays the last ones."""
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
+        self.published: list[Events] = []
+
+    def publish(self) -> tuple[int, Events]:
+        self.published.append((stored(len(self.published) + 1),))
+        return len(self.published) - 1, self.published[-1]
+
+    def replay(self, first: int) -> list[tuple[int, Events]]:
+        oldest = max(first, len(self.published) - self.kept)
+        return list(enumerate(self.published))[oldest:]
+
+
+@given(st.lists(st.sampled_from(["heard", "lost", "restart"]), max_size=40), st.integers(0, 12))
+def test_an_index_never_names_a_block_of_a_gap_and_is_whole_when_replays_reach_back(
+    steps: list[str], kept: int
+) -> None:
+    engine, feed, known = Engine(kept), Feed(), set[int]()
+
+    def take(result: Take) -> None:
+        if result.reset:
+            known.clear()
+        known.update(key for events in result.batches for event in events for key in event.hashes())
+        if result.replay is not None:
+            take(feed.replayed(engine.replay(result.replay)))
+
+    for step in steps:
+        if step == "restart":
+            engine = Engine(kept)
+        message = engine.publish()
+        if step != "lost":
+            take(feed.receive(*message))
+            if step == "restart":
+                assert known == {1}
+    assert not feed.waiting
+    if "restart" not in steps and steps and steps[-1] == "heard" and kept >= len(steps):
+        assert known == set(range(1, len(steps) + 1))
+
+
+def test_a_gap_that_no_replay_fills_resets_and_one_that_is_never_answered_is_given_up() -> None:
+    feed = Feed()
+    assert feed.receive(0, (stored(1),)) == Take(((stored(1),),))
+    assert feed.receive(0, (stored(1),)).reset, "the number 0 again is a new process"
+    assert feed.receive(3, (stored(4),)) == Take(replay=1)
+    assert feed.receive(4, (stored(5),)) == Take(), "asked once"
+    assert feed.replayed([]) == Take(((stored(4),), (stored(5),)), reset=True)
+    assert feed.receive(2, ()) == Take(), "late and known"
+    assert feed.replayed([(2, ()), (4, ())]) == Take(), "so is what a late replay brings"
+    feed.receive(7, ())
+    result = Take()
+    for number in range(8, 8 + _HELD_BACK):
+        result = feed.receive(number, ())
+    assert result.reset
+    assert len(result.batches) == _HELD_BACK + 1
+    assert not feed.waiting
+
+
+def test_a_reader_that_comes_late_knows_less_but_nothing_wrong() -> None:
+    feed = Feed()
+    assert feed.receive(50, (stored(51),)) == Take(replay=0)
+    result = feed.replayed([(48, (stored(49),)), (49, (stored(50),)), (50, (stored(51),))])
+    assert result == Take(((stored(49),), (stored(50),), (stored(51),)))
+
+
+def test_messages_are_read_as_vllm_writes_them() -> None:
+    event = {"type": "BlockStored", "block_hashes": [7, b"\x01" * 32], "parent_block_hash": None, "medium": "GPU",
+             "token_ids": [1, 2], "block_size": 2, "lora_id": None, "extra_keys": [None], "group_idx": 0}  # fmt: skip
+    payload = msgspec.msgpack.encode([1.5, [event, {"type": "AllBlocksCleared"}], 0])
+    found = events_of(payload)
+    assert found is not None
+    assert [one.type for one in found] == ["BlockStored", "AllBlocksCleared"]
+    assert found[0].hashes() == [7, 0x0101010101010101]
+    assert events_of(b"\xc1") is None
+    assert events_of(msgspec.msgpack.encode({"no": "message"})) is None

@@ -1,0 +1,233 @@
+"""The simulator against closed forms, conservation, and the directions in which rules must differ."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twinpool.core.economics import ASSUMED, Prices
+from twinpool.core.errors import InvalidValue
+from twinpool.core.queueing import mean_wait
+from twinpool.router.logic.policy import Ask, Candidate
+from twinpool.simulate import scores, traces
+from twinpool.simulate.cache import Cache
+from twinpool.simulate.clock import Clock
+from twinpool.simulate.engines import DecodeWorker, Job, PrefillWorker
+from twinpool.simulate.pool import Setup, simulate
+from twinpool.simulate.rules import RULES, Seen
+from twinpool.simulate.traces import Request
+from twinpool.simulate.views import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: One second for each prompt token, a step of a second, a pull of a hundredth for each token.
+PLAIN = Prices(overhead=0.0, weights=1.0, context=0.0, token=1.0, pair=0.0, pull_setup=0.0, pull_token=0.01)
+
+
+def rng(seed: int = 0) -> random.Random:
+    return random.Random(seed)
+
+
+def poisson(count: int, rate: float, seed: int, prompt: int = 1) -> list[Request]:
+    dice, moment, found = rng(seed), 0.0, []
+    for _ in range(count):
+        moment += dice.expovariate(rate)
+        found.append(Request(moment, prompt, 1))
+    return found
+
+
+def conversations(count: int, seed: int, rate: float = 4.0) -> tuple[Request, ...]:
+    """Return requests of which many share long prefixes."""
+    dice, moment, found = rng(seed), 0.0, []
+    for number in range(count):
+        moment += dice.expovariate(rate)
+        family, length = dice.randrange(12), dice.randrange(4, 24)
+        shared = [family * 1000 + place for place in range(dice.randrange(length))]
+        own = [100_000 + number * 100 + place for place in range(length - len(shared))]
+        found.append(Request(moment, length * traces.BLOCK_TOKENS + 100, dice.randrange(1, 200), (*shared, *own)))
+    return tuple(found)
+
+
+SETUP = Setup(ASSUMED, prefill=4, decode=3, prefill_cache=200_000, decode_capacity=300_000)
+
+
+@pytest.mark.parametrize("use", [0.5, 0.8])
+def test_a_prefill_worker_waits_as_long_as_m_d_1_says(use: float) -> None:
+    waits = [_mean_wait_of_one_worker(use, seed) for seed in range(4)]
+    assert statistics.fmean(waits) == pytest.approx(mean_wait(1, use, 1.0, services=0.0), rel=0.1)
+
+
+def _mean_wait_of_one_worker(use: float, seed: int) -> float:
+    clock = Clock()
+    worker = PrefillWorker(clock, PLAIN, Cache(0))
+    jobs = [Job(request) for request in poisson(6000, use, seed)]
+    for job in jobs:
+        job.prefilled = lambda job=job: setattr(job, "first", clock.now)  # type: ignore[misc]
+        clock.at(job.request.arrival, lambda job=job: worker.submit(job))  # type: ignore[misc]
+    clock.run()
+    assert worker.worked == pytest.approx(6000)
+    return statistics.fmean(job.first - job.request.arrival - 1.0 for job in jobs)
+
+
+def test_a_decode_batch_takes_the_steps_that_the_prices_say() -> None:
+    prices = replace(PLAIN, token=0.0, context=0.001)
+    clock = Clock()
+    source, worker = PrefillWorker(clock, prices, Cache(0)), DecodeWorker(clock, prices, 10_000, Cache(0))
+    jobs = [Job(Request(0.0, 100, 50)), Job(Request(0.0, 200, 100))]
+    for job in jobs:
+        worker.submit(job, source)
+    clock.run()
+    # Pulls of 1 s and 2 s, one after the other; then the steps of one, of both, and of the second alone.
+    assert jobs[0].first == pytest.approx(1.0 + prices.step(1, 100))
+    assert jobs[1].first == pytest.approx(3.0 + prices.step(2, 302), rel=0.01)
+    exact, context, done = 1.0, 100.0, 0
+    while done < 50:
+        batch = 2 if exact >= 3.0 else 1
+        if batch == 2 and context < 200:
+            context += 200
+        exact += prices.step(batch, context)
+        context += batch
+        done += 1
+    assert jobs[0].finish == pytest.approx(exact, rel=0.05)
+    assert jobs[1].finish > jobs[0].finish
+
+
+def test_kv_room_is_never_exceeded_and_what_never_fits_is_refused() -> None:
+    clock = Clock()
+    source, worker = PrefillWorker(clock, PLAIN, Cache(0)), DecodeWorker(clock, PLAIN, 250, Cache(0))
+    ended: list[str] = []
+    for name, size in (("a", 100), ("b", 100), ("too large", 300), ("c", 100)):
+        job = Job(Request(0.0, size, 10))
+        job.finished = lambda name=name: ended.append(name)  # type: ignore[misc]
+        worker.submit(job, source)
+        assert worker.reserved <= 250
+    assert ended == ["too large"]
+    clock.run()
+    assert ended == ["too large", "a", "b", "c"]
+    assert worker.reserved == 0
+
+
+def test_a_prompt_computed_beside_a_batch_holds_it_up_and_is_computed_in_chunks() -> None:
+    prices = replace(PLAIN, token=0.001, weights=0.01)
+    alone, beside = (_finish_of_a_stream(prices, whole) for whole in ((), (5000, 1000)))
+    assert beside == pytest.approx(alone + 5.488, abs=0.06), "512 tokens of the second prompt are there from the first"
+
+
+def _finish_of_a_stream(prices: Prices, whole: Sequence[int]) -> float:
+    clock = Clock()
+    source, worker = PrefillWorker(clock, prices, Cache(0)), DecodeWorker(clock, prices, 100_000, Cache(8))
+    stream = Job(Request(0.0, 100, 2000))
+    worker.submit(stream, source)
+    prompts = [Job(Request(2.0, size, 3, (1,))) for size in whole]
+    for job in prompts:
+        clock.at(2.0, lambda job=job: worker.submit(job, None))  # type: ignore[misc]
+    clock.run()
+    assert [job.hit for job in prompts] == [0, 512][: len(prompts)]
+    assert all(job.first < job.finish < math.inf for job in prompts)
+    return stream.finish
+
+
+@settings(max_examples=30)
+@given(
+    rule=st.sampled_from(sorted(RULES)),
+    conditional=st.booleans(),
+    routers=st.integers(1, 3),
+    index=st.sampled_from(get_args(Kind)),
+    seed=st.integers(0, 3),
+)
+def test_every_request_ends_once_whatever_the_rule_and_the_same_seed_gives_the_same(
+    rule: str, conditional: bool, routers: int, index: Kind, seed: int
+) -> None:
+    trace = conversations(60, seed)
+    setup = replace(SETUP, rule=rule, conditional=conditional, routers=routers, index=index, seed=seed)
+    jobs = simulate(trace, setup)
+    for job in jobs:
+        assert job.request.arrival < job.first <= job.finish + 1e-6
+        assert job.finish < math.inf
+        assert 0 <= job.hit < job.request.prompt
+    again = simulate(trace, setup)
+    assert [(job.first, job.finish, job.hit) for job in jobs] == [(job.first, job.finish, job.hit) for job in again]
+
+
+def test_rules_differ_where_they_must() -> None:
+    trace = conversations(400, 1, rate=9.0)
+    found = {rule: scores.score(simulate(trace, replace(SETUP, rule=rule)), 1.0, 0.1) for rule in RULES}
+    assert found["price"].hit > found["random"].hit + 0.05
+    assert found["price"].ttft_mean < 0.8 * found["random"].ttft_mean
+    assert max(found.values(), key=lambda one: one.attainment).attainment - found["price"].attainment < 0.05
+
+
+def seen(*candidates: Candidate, uncached: Sequence[float] = (0.0, 0.0)) -> Seen:
+    return Seen(Ask(1000, 10), candidates, uncached, PLAIN, turn=0, rng=rng())
+
+
+def test_published_rules_give_a_prefix_up_when_it_costs_too_much() -> None:
+    holder = Candidate(requests=100, cached=900)
+    assert RULES["sglang"](seen(replace(holder, requests=60), Candidate())) == 0
+    assert RULES["sglang"](seen(holder, Candidate())) == 1
+    assert RULES["llm-d affinity"](seen(holder, Candidate(), uncached=(17.0, 0.0))) == 0
+    assert RULES["llm-d affinity"](seen(holder, Candidate(), uncached=(19.0, 0.0))) == 1
+
+
+@given(st.lists(st.lists(st.integers(0, 20), unique=True, max_size=6), max_size=30), st.integers(0, 8))
+def test_a_cache_holds_what_was_used_last_and_tells_of_every_change(uses: list[list[int]], capacity: int) -> None:
+    held: set[int] = set()
+    cache = Cache(capacity, lambda blocks, came: held.update(blocks) if came else held.difference_update(blocks))
+    for blocks in uses:
+        cache.use(blocks)
+        assert len(cache) == len(held) <= capacity
+        assert cache.leading(blocks) == min(len(blocks), capacity)
+
+
+MOONCAKE = '{"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 7, 8]}'
+
+
+def test_traces_are_read_and_begin_at_zero() -> None:
+    lines = [MOONCAKE, "", MOONCAKE.replace("3000", "1000").replace("1100", "512")]
+    found = traces.read_mooncake(lines, "t")
+    assert found == (Request(0.0, 512, 5, (0,)), Request(2.0, 1100, 5, (0, 7)))
+    azure = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.9799600,4808,10",
+             "2023-11-16 18:17:04.4799600,31,0"]  # fmt: skip
+    assert traces.read_azure(azure, "t") == (Request(0.0, 4808, 10), Request(0.5, 31, 1))
+    assert traces.read_mooncake([], "t") == ()
+
+
+def test_a_line_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(InvalidValue, match=r"conv\.jsonl, line 2: KeyError"):
+        traces.read_mooncake([MOONCAKE, "{}"], "conv.jsonl")
+    with pytest.raises(InvalidValue, match=r"a\.csv, line 2"):
+        traces.read_azure(["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"], "a.csv")
+
+
+def test_samples_keep_the_rate_and_differ() -> None:
+    trace = conversations(2000, 5)
+    first, second = (traces.sample(trace, 0.5, 2.0, rng(seed)) for seed in (1, 2))
+    assert first != second
+    for found in (first, second):
+        assert len(found) / found[-1].arrival == pytest.approx(8.0, rel=0.1)
+    assert len(traces.sample(trace, 1.0, 1.0, rng())) == 2000
+
+
+def test_scores() -> None:
+    jobs = [
+        Job(Request(0, 1000, 11), hit=500, first=1.0, finish=2.0),
+        Job(Request(0, 1000, 1), first=3.0, finish=3.0),
+        Job(Request(0, 1000, 11)),
+    ]
+    found = scores.score(jobs, ttft=2.0, itl=0.2)
+    assert found.attainment == pytest.approx(1 / 3)
+    assert found.hit == pytest.approx(1 / 6)
+    assert (found.ttft_p99, found.itl_p99) == (math.inf, math.inf)
+    assert scores.quantile([1, 2, 3, 4], 0.5) == 2
+    assert scores.interval([1.0]) == (1.0, 0.0)
+    assert scores.interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 4.303 / math.sqrt(3)), rel=1e-3)
+    repeated = [Request(0, 1024, 1, (1, 2)), Request(1, 1024, 1, (1, 2))]
+    assert scores.pooled_hit(repeated, 10_000) == 0.5
