@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from twinpool.core.errors import TwinpoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _END = b"0\r\n\r\n"
 
@@ -15,28 +19,29 @@ class LoadFailed(TwinpoolError):
     """A server did not answer as a benchmark needs it to."""
 
 
-def stream(host: str, port: int, path: str, body: bytes, streams: int, requests: int) -> int:
+def stream(host: str, port: int, path: str, bodies: Sequence[bytes], streams: int, requests: int) -> int:
     """Keep ``streams`` requests running until ``requests`` were answered; return the server-sent events received.
+
+    The bodies are sent in turn.
 
     Raises
     ------
     LoadFailed
         When an answer is not a complete chunked one with HTTP 200: a benchmark of failures would be a lie.
     """
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return uvloop.run(_all(host, port, head.encode() + body, streams, requests))
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: "
+    whole = [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]
+    return uvloop.run(_all(host, port, whole, streams, requests))
 
 
-async def _all(host: str, port: int, request: bytes, streams: int, requests: int) -> int:
+async def _all(host: str, port: int, whole: Sequence[bytes], streams: int, requests: int) -> int:
     left = iter(range(requests))
 
     async def client() -> int:
         reader, writer = await asyncio.open_connection(host, port)
         events = 0
-        for _ in left:
-            writer.write(request)
+        for number in left:
+            writer.write(whole[number % len(whole)])
             events += await answer_of(reader)
         writer.close()
         return events

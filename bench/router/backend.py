@@ -1,6 +1,7 @@
 """An engine that does nothing: parameters for a prefill leg, a fixed stream for everything else.
 
-``python -m bench.router.backend PORT CHUNKS``. It answers ``/health`` and ``/v1/models`` for routers that ask.
+``python -m bench.router.backend PORT CHUNKS [PAUSE]``: with a pause, in seconds, events come one by one. It answers
+``/health`` and ``/v1/models`` for routers that ask.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _OTHER = _json_answer({"object": "list", "data": [{"id": "m", "object": "model"}
 class Backend(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, stream: list[bytes]) -> None:
+    def __init__(self, stream: list[bytes], pause: float) -> None:
         self._parser = httptools.HttpRequestParser(self)
         self._stream = stream
+        self._pause = pause
         self._body = b""
         self._transport: asyncio.Transport
 
@@ -77,14 +79,25 @@ class Backend(asyncio.Protocol):
     def _answer(self, rest: list[bytes]) -> None:
         """Send a head as uvicorn writes it, new every second, and the rest."""
         date = formatdate(usegmt=True).encode()
-        self._transport.writelines([b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\n" % date, *rest])
+        head = b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\n" % date
+        if self._pause and rest is self._stream:
+            self._transport.write(head + rest[0])
+            self._next(1)
+        else:
+            self._transport.writelines([head, *rest])
+
+    def _next(self, number: int) -> None:
+        """Write one event, and the next one after the pause."""
+        self._transport.write(self._stream[number])
+        if number + 1 < len(self._stream) and not self._transport.is_closing():
+            asyncio.get_running_loop().call_later(self._pause, self._next, number + 1)
 
 
-async def _serve(port: int, chunks: int) -> None:
+async def _serve(port: int, chunks: int, pause: float) -> None:
     stream = _stream(chunks)
-    server = await asyncio.get_running_loop().create_server(lambda: Backend(stream), "127.0.0.1", port)
+    server = await asyncio.get_running_loop().create_server(lambda: Backend(stream, pause), "127.0.0.1", port)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0))

@@ -1,122 +1,127 @@
-"""CPU of the router per streamed request, beside vLLM's own router under the same load."""
+"""CPU of the router per streamed request and per event, beside other routers under the same load."""
 
 from __future__ import annotations
 
 import json
-import sys
-import time
-import urllib.request
+import random
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.harness.cell import Bar, Cell
 from bench.harness.cpu import cpu_seconds
-from bench.harness.load import LoadFailed, stream
-from bench.harness.server import free_port, started
-from bench.router.peer import VERSION, installed
+from bench.harness.load import stream
+from bench.router import routers
+from bench.router.peers import SMG, VLLM
+from bench.router.routers import HOST, Engines, Running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TITLE = "router: CPU per streamed request"
 
-_HOST = "127.0.0.1"
 _CHUNKS = 16
-_CHAT = json.dumps(
-    {"model": "m", "prompt": "benchmark " * 20, "max_tokens": _CHUNKS, "stream": True, "ignore_eos": True}
-).encode()
-_NOTE = (
-    f"beside: vllm-router {VERSION} in front of the same two or four engines, which do nothing but write a fixed stream"
-)
-_NO_PEER = f"vllm-router {VERSION} could not be installed here, so nothing stands beside"
+_PACED_CHUNKS = 60
+_PAUSE = 0.02
+#: Prompts share seven eighths within a family, as chats of one application do.
+_FAMILIES = 64
+_PROMPTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row: what runs, which load, and what it is divided by."""
+
+    what: str
+    unit: str
+    ours: Running
+    beside: Running | None
+    at_most: float
+    note: str
+    bodies: tuple[bytes, ...]
+    #: Requests of a full and of a quick sample, how many at a time, and by what the CPU seconds are divided.
+    full: int
+    quick: int
+    streams: int
+    per: float
+
+
+def prompts(characters: int) -> tuple[bytes, ...]:
+    """Return bodies whose prompts have so many characters."""
+    rng = random.Random(1)
+    words = [f"w{number:05d}" for number in range(20_000)]
+
+    def text(size: int) -> str:
+        return " ".join(rng.choices(words, k=size // 7 + 1))[:size]
+
+    shared = [text(characters * 7 // 8) for _ in range(_FAMILIES)]
+    made = []
+    for number in range(_PROMPTS):
+        prompt = shared[number % _FAMILIES] + text(characters - characters * 7 // 8)
+        body = {"model": "m", "prompt": prompt, "max_tokens": _CHUNKS, "stream": True, "ignore_eos": True}
+        made.append(json.dumps(body).encode())
+    return tuple(made)
 
 
 @contextmanager
 def cells(quick: bool) -> Iterator[list[Cell]]:
-    """Start four engines, our router twice and the peer twice: round robin over two, and prefill/decode over four."""
-    peer = installed()
+    """Start the engines, our router once for each row and the peers beside it."""
     with ExitStack() as stack:
-        engines = [_engine(stack) for _ in range(4)]
-        whole = [("decode", port) for port in engines[2:]]
-        split = [("prefill", port) for port in engines[:2]] + whole
-        rows = (("whole requests, round robin", whole, 0.75), ("prefill and decode", split, 0.5))
-        result = []
-        for what, endpoints, bar in rows:
-            ours = _ours(stack, endpoints)
-            beside = _peer(stack, peer, endpoints) if peer is not None else None
-            result.append(
-                Cell(
-                    what=f"{what}, {_CHUNKS} events",
-                    unit="CPU s / 1k requests",
-                    ours=_sampler(*ours, quick),
-                    beside=_sampler(*beside, quick) if beside is not None else None,
-                    bar=Bar("ratio", at_most=bar) if beside is not None else None,
-                    note=_NOTE if beside is not None else _NO_PEER,
-                )
-            )
-        yield result
+        fast = [routers.engine(stack, _CHUNKS) for _ in range(4)]
+        paced: Engines = [("decode", routers.engine(stack, _PACED_CHUNKS, _PAUSE)) for _ in range(2)]
+        yield [_cell(row, quick) for row in _rows(stack, fast, paced)]
 
 
-def _engine(stack: ExitStack) -> int:
-    port = free_port()
-    argv = [sys.executable, "-m", "bench.router.backend", str(port), str(_CHUNKS)]
-    stack.enter_context(started(argv, host=_HOST, port=port))
-    return port
+def _rows(stack: ExitStack, fast: list[int], paced: Engines) -> Iterator[_Row]:
+    whole: Engines = [("decode", port) for port in fast[2:]]
+    split: Engines = [("prefill", port) for port in fast[:2]] + whole
+    request = "CPU s / 1k requests"
+    short, long = prompts(200), prompts(32_000)
+    yield _Row(
+        f"whole requests, round robin, {_CHUNKS} events", request, routers.ours(stack, whole, "round-robin"),
+        routers.vllm_router(stack, whole), 0.75, f"{VLLM}, round robin", short, 12_000, 4000, 32, 1000,
+    )  # fmt: skip
+    yield _Row(
+        f"prefill and decode, {_CHUNKS} events", request, routers.ours(stack, split, "round-robin"),
+        routers.vllm_router(stack, split), 0.5, f"{VLLM}, round robin", short, 12_000, 4000, 32, 1000,
+    )  # fmt: skip
+    prefix, smg = routers.ours(stack, whole, "price"), routers.smg(stack, whole)
+    yield _Row(
+        "prefix-aware, 200 characters", request, prefix, smg, 0.3, f"{SMG}, cache_aware", short,
+        12_000, 3000, 32, 1000,
+    )  # fmt: skip
+    yield _Row(
+        "prefix-aware, 32,000 characters", request, prefix, smg, 0.5, f"{SMG}, cache_aware", long,
+        4000, 1000, 32, 1000,
+    )  # fmt: skip
+    yield _Row(
+        f"events {_PAUSE * 1000:g} ms apart, 200 streams", "CPU s / 1k events",
+        routers.ours(stack, paced, "round-robin"), routers.vllm_router(stack, paced), 0.8, f"{VLLM}, round robin",
+        short, 2000, 400, 200, 1000 / _PACED_CHUNKS,
+    )  # fmt: skip
 
 
-def _ours(stack: ExitStack, endpoints: list[tuple[str, int]]) -> tuple[int, int]:
-    folder = Path(stack.enter_context(TemporaryDirectory()))
-    listed = folder / "workers.json"
-    listed.write_text(json.dumps([{"role": role, "host": _HOST, "port": port} for role, port in endpoints]))
-    port, admin = free_port(), free_port()
-    argv = [sys.executable, "-m", "twinpool.router", "--endpoints", str(listed), "--model", "m"]
-    argv += ["--policy", "round-robin", "--port", str(port), "--admin-port", str(admin), "--lame-duck", "0"]
-    pid = stack.enter_context(started(argv, host=_HOST, port=port))
-    _until_answering(port)
-    return pid, port
+def _cell(row: _Row, quick: bool) -> Cell:
+    beside = row.beside
+    return Cell(
+        what=row.what,
+        unit=row.unit,
+        ours=_sampler(row, row.ours, quick),
+        beside=_sampler(row, beside, quick) if beside is not None else None,
+        bar=Bar("ratio", at_most=row.at_most) if beside is not None else None,
+        note=f"{row.what}: beside {row.note}, in front of the same engines, which do nothing but write a fixed stream"
+        if beside is not None
+        else f"{row.what}: {row.note} could not be installed here, so nothing stands beside",
+    )
 
 
-def _peer(stack: ExitStack, peer: Path, endpoints: list[tuple[str, int]]) -> tuple[int, int]:
-    port = free_port()
-    argv = [str(peer), "--host", _HOST, "--port", str(port)]
-    argv += ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(free_port())]
-    urls = {role: [f"http://{_HOST}:{p}" for r, p in endpoints if r == role] for role in ("prefill", "decode")}
-    if urls["prefill"]:
-        argv.append("--vllm-pd-disaggregation")
-        for role, values in urls.items():
-            for url in values:
-                argv += [f"--{role}", url]
-    else:
-        argv += ["--worker-urls", *urls["decode"]]
-    pid = stack.enter_context(started(argv, host=_HOST, port=port))
-    _until_answering(port)
-    return pid, port
+def _sampler(row: _Row, running: Running, quick: bool) -> Callable[[], float]:
+    pid, port = running
 
-
-def _until_answering(port: int) -> None:
-    """Wait until a request gets through: a router listens before it knows its workers."""
-    deadline = time.monotonic() + 20
-    while True:
-        request = urllib.request.Request(
-            f"http://{_HOST}:{port}/v1/completions", _CHAT, {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - a fixed loopback address
-                answer.read()
-                return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise LoadFailed(f"the router on port {port} does not answer: {error}", "start it by hand") from None
-            time.sleep(0.1)
-
-
-def _sampler(pid: int, port: int, quick: bool) -> Callable[[], float]:
     def sample() -> float:
-        requests = 4000 if quick else 12000
+        requests = row.quick if quick else row.full
         before = cpu_seconds(pid)
-        stream(_HOST, port, "/v1/completions", _CHAT, 32, requests)
-        return (cpu_seconds(pid) - before) / requests * 1000
+        stream(HOST, port, "/v1/completions", row.bodies, row.streams, requests)
+        return (cpu_seconds(pid) - before) / requests * row.per
 
     return sample

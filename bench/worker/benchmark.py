@@ -67,5 +67,5 @@ def _sample(pid: int, port: int, streams: int, quick: bool) -> float:
         {"model": "m", "prompt": "benchmark", "max_tokens": _TOKENS, "ignore_eos": True, "stream": True}
     ).encode()
     before = cpu_seconds(pid)
-    events = stream(_HOST, port, "/v1/completions", body, streams, requests)
+    events = stream(_HOST, port, "/v1/completions", [body], streams, requests)
     return (cpu_seconds(pid) - before) / events * 1000

@@ -213,6 +213,8 @@ def _join(fields: Fields) -> bytes:
 
 
 def _member(name: str, value: msgspec.Raw) -> bytes:
+    if name.isascii() and name.isidentifier():  # nothing to escape
+        return b'"%b":%b' % (name.encode(), value)
     return json.dumps(name).encode() + b":" + bytes(value)
 
 

@@ -19,7 +19,7 @@ from twinpool.router.shell.exchange import Exchange
 from twinpool.router.shell.parsing import Incoming, RequestParser
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from twinpool.router.logic.headers import Header
     from twinpool.router.shell.pool import Pool
@@ -29,9 +29,15 @@ _NEVER = float("inf")
 _TOO_MANY = Refusal(503, "too_many_clients", "The router has as many clients as it may. Try again.", retry_after=1)
 
 
-def new_request_id() -> bytes:
-    """Return a request id that nobody else has."""
-    return os.urandom(16).hex().encode()
+def _request_ids() -> Iterator[bytes]:
+    """Yield ids that nobody else has, from random bytes of which the kernel is asked for many at a time."""
+    while True:
+        digits = os.urandom(16 * 256).hex().encode()
+        for start in range(0, len(digits), 32):
+            yield digits[start : start + 32]
+
+
+_ids = _request_ids()
 
 
 class ClientConnection(asyncio.Protocol):
@@ -217,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.write(_CONTINUE)
 
     def _serve_one(self, incoming: Incoming) -> None:
-        request_id = new_request_id()
+        request_id = next(_ids)
         pool = self._pool
         try:
             call = routes.dispatch(
@@ -294,7 +300,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse_and_end(self, refusal: Refusal) -> None:
         self._close = True
         self._route = "other"
-        self._send_refusal(refusal, new_request_id())
+        self._send_refusal(refusal, next(_ids))
         self._end()
 
     # Answers of the router's own.

@@ -166,7 +166,7 @@ class Exchange:
 
     def decode_head(self, leg: DecodeLeg, head: Head) -> None:
         """The answer begins."""
-        others = self._others(leg)
+        others = head.status == 503 and self._others(leg)
         self._pulled()
         step = handoff.decode_head(self._state, head.status, others)
         if step[0].phase is Phase.RELAY:
@@ -179,7 +179,7 @@ class Exchange:
     def decode_hid_error(self, leg: DecodeLeg, error: HiddenError) -> None:
         """The answer began with status 200, and its first event is an error."""
         self._hidden = error
-        others = self._others(leg)
+        others = error.status == 503 and self._others(leg)
         self._pulled()
         self._apply(handoff.decode_hid_error(self._state, error.status, others))
 

@@ -54,7 +54,7 @@ class RequestParser:
         self._parser = httptools.HttpRequestParser(self)
         self._done: list[Incoming] = []
         self._refusal: Refusal | None = None
-        self._head_bytes = 0
+        self._head_bytes = self._header_bytes = 0
         self._since_body = 0
         self._target = b""
         self._headers: list[Header] = []
@@ -104,7 +104,7 @@ class RequestParser:
         """A request begins."""
         self.in_head, self.in_body = True, False
         self._target, self._headers, self._body, self._body_bytes = b"", [], [], 0
-        self._head_bytes = 0
+        self._head_bytes = self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request target."""
@@ -114,12 +114,13 @@ class RequestParser:
         """A header, or a trailer, which is dropped."""
         if self.in_head:
             self._headers.append((name.lower(), value))
+            self._header_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
         """Refuse early what needs no body to be refused, and ask for the body where the client waits to be asked."""
         self.in_head, self.in_body = False, True
         self._since_body = 0
-        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        size = len(self._target) + self._header_bytes
         names = [name for name, _ in self._headers]
         given = dict(self._headers)
         if size > self._limits.head or len(names) > self._limits.headers:
