@@ -377,7 +377,9 @@ SPEC = st.fixed_dictionaries(
     {"model": st.fixed_dictionaries({"name": NAMES}, optional={"maxModelLen": st.integers(1, 10**8)}), "decode": ROLE},
     optional={
         "prefill": ROLE,
-        "engine": optional(kind=st.sampled_from(["vllm", "simulated"]), python=NAMES, **ENGINE),
+        "engine": optional(
+            kind=st.sampled_from(["vllm", "simulated"]), python=NAMES, preflight=st.booleans(), **ENGINE
+        ),
         "objectives": optional(ttft=pattern(DURATION_PATTERN), percentile=st.integers(50, 99)),
         "routing": optional(
             replicas=st.integers(0, 64),

@@ -122,6 +122,11 @@ def test_an_aggregated_pool_has_no_connector(make_pool: Make) -> None:
     assert (told.role, told.connector) == ("aggregated", None)
 
 
+def test_a_preflight_can_be_skipped(make_pool: Make) -> None:
+    assert config(template(make_pool())).preflight
+    assert not config(template(make_pool(engine={"preflight": False}))).preflight
+
+
 def test_the_roles_are_told_apart(make_pool: Make) -> None:
     assert config(template(make_pool(), "prefill")).role == "prefill"
 

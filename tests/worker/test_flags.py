@@ -6,7 +6,7 @@ import pytest
 
 from twinpool.core.errors import InvalidValue
 from twinpool.core.protocol import MANAGED_FLAGS, WorkerConfig
-from twinpool.worker.engines.command import Place, Pod, redacted
+from twinpool.worker.engines.command import Place, Pod, behind_preflight, redacted, wants_preflight
 from twinpool.worker.engines.select import engine_command
 from twinpool.worker.engines.vllm.flags import refuse_managed
 
@@ -201,3 +201,31 @@ def test_a_group_over_nodes_tells_every_rank_where_it_stands():
 
 def test_a_group_of_one_node_has_no_word_about_nodes():
     assert not {"--nnodes", "--master-addr", "--pipeline-parallel-size", "--headless"} & set(command(tensor=2).argv)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"tensor": 2}, True),
+        ({"pipeline": 2, "nodes": 2}, True),
+        ({}, False),
+        ({"tensor": 2, "preflight": False}, False),
+        ({"tensor": 2, "engine": "simulated"}, False),
+    ],
+)
+def test_a_preflight_is_made_where_links_are_between_ranks(changes, wanted):
+    assert wants_preflight(config(**changes)) is wanted
+
+
+def test_the_engine_comes_behind_its_preflight():
+    settings = config(tensor=4, pipeline=2, nodes=2, gpus=4)
+    place = Place(1, "10.0.0.9")
+    engine = engine_command(settings, POD, {"A": "b"}, 4, "python3", place)
+    got = behind_preflight(engine, settings, POD, place, ("python3", "/twinpool/worker.pyz"), "/tmp/x/preflight.json")
+    end = got.argv.index("--")
+    assert got.argv[end + 1 :] == engine.argv
+    assert got.environment == engine.environment
+    assert got.argv[:3] == ("python3", "/twinpool/worker.pyz", "preflight")
+    assert {"--local=4", "--first=4", "--world=8", "--leader=10.0.0.9", "--port=29511", "--pod=p-0"} <= {
+        *got.argv[3:end]
+    }

@@ -44,7 +44,8 @@ class Worker:
         self.folder = folder
         self.ip = f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}.{next(_addresses)}"
         python = folder / "python"
-        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+        ours = f'case "$*" in *preflight-rank*) exec "{sys.executable}" "$@";; esac'
+        python.write_text(f'#!/bin/sh\n{ours}\nexec "{sys.executable}" "{FAKE}" "$@"\n')
         python.chmod(python.stat().st_mode | stat.S_IXUSR)
         settings = WorkerConfig(
             **{
@@ -198,6 +199,27 @@ def test_an_engine_that_serves_no_more_is_started_again_and_the_cause_is_named(w
     wait_for(lambda: len(one.starts()) == 2 and one.ready(), "ready again")
     assert f'twinpool_worker_engine_losses_total{{cause="{cause}"}} 1' in one.get("/metrics")[1]
     assert json.loads(one.get("/readyz")[1])["cause"] == ""
+
+
+def test_a_preflight_that_cannot_be_made_is_told_and_holds_nothing_up(worker):
+    """The test's own Python has no torch, as an image might have none."""
+    one = worker(tensor=2)
+    wait_for(one.ready, "ready")
+    code, body = one.get("/preflight")
+    assert (code, json.loads(body)["outcome"]) == (200, "skipped")
+    assert "no torch.distributed" in json.loads(body)["problem"]
+    assert 'twinpool_worker_preflight_outcome{outcome="skipped"} 1' in one.get("/metrics")[1]
+    assert one.status()["engine"]["pid"] == one.starts()[0], "the launcher's child became the engine"
+    os.kill(one.starts()[0], signal.SIGKILL)
+    wait_for(lambda: len(one.starts()) == 2 and one.ready(), "ready again")
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end() == 0
+
+
+def test_one_rank_alone_has_no_preflight(worker):
+    one = worker()
+    wait_for(one.ready, "ready")
+    assert one.get("/preflight")[0] == 404
 
 
 def test_load_never_makes_a_pod_unready(worker):

@@ -56,6 +56,8 @@ ENGINE_PORT = 8000
 LAUNCHER_PORT = 8090
 #: Where the ranks of a group that spans nodes meet: a port of the leader.
 MASTER_PORT = 29501
+#: Where the ranks of a preflight meet: a port of the leader, free again before the engine starts.
+PREFLIGHT_PORT = 29511
 #: NIXL's side channel (handshake); data-parallel rank r uses the port + r (vLLM's rule).
 NIXL_SIDE_CHANNEL_PORT = 5600
 #: KV events (ZMQ PUB) and their replay (ZMQ ROUTER); data-parallel rank r uses the port + r (vLLM's rule).
@@ -192,6 +194,8 @@ class WorkerConfig:
     #: Time within which a ready engine must get on while requests run; an idle one is asked for a token three times as
     #: often. No step of an engine takes nearly as long.
     stall_timeout: float = 90.0
+    #: Measure the links between the ranks of a group before its engine starts.
+    preflight: bool = True
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

@@ -166,6 +166,11 @@ class Engine(Part):
         (), description="More arguments for the engine; a flag that Twinpool sets is refused by name."
     )
     env: Environment = Field((), description="More environment variables for the engine.")
+    preflight: bool = Field(
+        True,
+        description="Measure the links between the ranks of a group before each start of its engine; it does not start "
+        "when they cannot work together.",
+    )
 
 
 class RoleEngine(Part):

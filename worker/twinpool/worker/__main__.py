@@ -28,6 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.command == "inject":
         return _inject(options.directory)
+    if options.command == "preflight-rank":
+        return _preflight_rank(options)
+    if options.command == "preflight":
+        return _preflight(options)
     return _run()
 
 
@@ -39,8 +43,45 @@ def _parser() -> argparse.ArgumentParser:
     inject.add_argument("directory", type=Path, help="an existing directory that the engine's container mounts")
     # Only for the help text: its own arguments are parsed by the engine.
     commands.add_parser("simulate", help="be an engine that invents tokens and times", add_help=False)
+    _add_preflight(commands)
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def _add_preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add what the launcher starts in the engine's place, and what that starts for each rank."""
+    whole = commands.add_parser("preflight", help="measure the links between the ranks of a group, then be the engine")
+    for name in ("python", "pod", "leader"):
+        whole.add_argument(f"--{name}", required=True)
+    for name in ("local", "first", "world", "port"):
+        whole.add_argument(f"--{name}", type=int, required=True)
+    whole.add_argument("--result", type=Path, required=True)
+    whole.add_argument("--meet", type=float, default=120.0, help="seconds until all ranks have come")
+    whole.add_argument("--budget", type=float, default=20.0, help="seconds for the measurement after that")
+    whole.add_argument("engine", nargs="+", help="the engine's command line, after --")
+    rank = commands.add_parser("preflight-rank", help="be one rank of a preflight")
+    for name in ("pod", "leader"):
+        rank.add_argument(f"--{name}", required=True)
+    for name in ("rank", "world", "local", "port"):
+        rank.add_argument(f"--{name}", type=int, required=True)
+    for name in ("meet", "budget"):
+        rank.add_argument(f"--{name}", type=float, required=True)
+    rank.add_argument("file", type=Path)
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from twinpool.worker.shell import preflight
+
+    values = {key: value for key, value in vars(options).items() if key not in ("command", "engine")}
+    return preflight.run(preflight.Plan(**values), options.engine)
+
+
+def _preflight_rank(options: argparse.Namespace) -> int:
+    from twinpool.worker.shell import preflight_rank
+
+    values = {key: value for key, value in vars(options).items() if key not in ("command", "file")}
+    preflight_rank.run(preflight_rank.Seat(**values), options.file)
+    return 0
 
 
 def _simulate(argv: Sequence[str]) -> int:

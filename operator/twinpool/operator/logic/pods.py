@@ -79,6 +79,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         model=model.name,
         model_path=model_path(pool),
         python=engine.python,
+        preflight=engine.preflight,
         model_revision=model.revision,
         max_model_len=model.max_model_len,
         tensor=role.parallelism.tensor,

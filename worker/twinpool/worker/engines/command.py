@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
@@ -90,6 +90,38 @@ def parallel_flags(config: WorkerConfig, place: Place) -> list[str]:
         flags += ["--nnodes", str(config.nodes), "--node-rank", str(place.rank)]
         flags += ["--master-addr", place.leader, "--master-port", str(protocol.MASTER_PORT)]
     return [*flags, "--headless"] if place.rank else flags
+
+
+def ranks(config: WorkerConfig) -> int:
+    """Return the ranks of the group, over all its pods."""
+    return config.tensor * config.pipeline
+
+
+def wants_preflight(config: WorkerConfig) -> bool:
+    """Return whether there are links between ranks to measure; the simulated engine's ranks exchange nothing."""
+    return config.preflight and config.engine == "vllm" and ranks(config) > 1
+
+
+def behind_preflight(
+    command: Command, config: WorkerConfig, pod: Pod, place: Place, program: Sequence[str], result: str
+) -> Command:
+    """Return the command that runs this pod's ranks of the preflight first and then becomes ``command``.
+
+    ``program`` is how to run the launcher's own program again; ``result`` is the file that the result goes to.
+    """
+    local = ranks(config) // config.nodes
+    flags = {
+        "python": config.python,
+        "pod": pod.name or pod.ip,
+        "local": local,
+        "first": place.rank * local,
+        "world": ranks(config),
+        "leader": place.leader or pod.ip,
+        "port": protocol.PREFLIGHT_PORT,
+        "result": result,
+    }
+    words = (f"--{name}={value}" for name, value in flags.items())
+    return replace(command, argv=(*program, "preflight", *words, "--", *command.argv))
 
 
 def simulated_command(

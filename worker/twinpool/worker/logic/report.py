@@ -11,6 +11,7 @@ from twinpool.worker.logic.supervisor import PHASES, RESTART_BUDGET, RESTART_WIN
 
 if TYPE_CHECKING:
     from twinpool.worker.logic.causes import Cause
+    from twinpool.worker.logic.preflight import Result
     from twinpool.worker.logic.supervisor import Phase
 
 #: Lines of the engine that ``/status`` shows.
@@ -87,6 +88,7 @@ class Snapshot:
     version: str
     pid: int | None = None
     last_lines: tuple[str, ...] = ()
+    preflight: Result | None = None
 
 
 def readyz(snapshot: Snapshot) -> tuple[int, str]:
@@ -118,6 +120,13 @@ def status(snapshot: Snapshot) -> str:
             "role": snapshot.role,
         }
     )
+
+
+def preflight(snapshot: Snapshot) -> tuple[int, str]:
+    """Return the status code and JSON body of ``/preflight``; 404 while there is no result."""
+    if snapshot.preflight is None:
+        return 404, json.dumps({"outcome": "", "problem": "no preflight has ended: one rank alone, or still running"})
+    return 200, snapshot.preflight.to_json()
 
 
 def metrics(snapshot: Snapshot) -> str:
@@ -166,7 +175,41 @@ def metrics(snapshot: Snapshot) -> str:
             "Time from the start of the engine to its probe token, last start.",
             [("", state.start_seconds)],
         )
+    if snapshot.preflight is not None:
+        lines += _preflight_metrics(snapshot.preflight)
     return "\n".join(lines) + "\n"
+
+
+def _preflight_metrics(found: Result) -> list[str]:
+    sizes = [(f'{{collective="{each.kind}",bytes="{each.bytes}"}}', each) for each in found.collectives]
+    lines = [
+        *_family(
+            "twinpool_worker_preflight_outcome",
+            "gauge",
+            "1 for how the last preflight ended; /preflight says why.",
+            [(f'{{outcome="{each}"}}', int(each == found.outcome)) for each in ("passed", "failed", "skipped")],
+        ),
+        *_family(
+            "twinpool_worker_preflight_bus_bandwidth_bytes_per_second",
+            "gauge",
+            "What each link must have carried in a collective over the group; compare with what the hardware promises.",
+            [(labels, each.bandwidth) for labels, each in sizes],
+        ),
+        *_family(
+            "twinpool_worker_preflight_collective_seconds",
+            "gauge",
+            "Median time of a collective over the group.",
+            [(labels, each.seconds) for labels, each in sizes],
+        ),
+    ]
+    if found.links:
+        lines += _family(
+            "twinpool_worker_preflight_slowest_link_bytes_per_second",
+            "gauge",
+            "Bandwidth of the slowest pair of ranks; /preflight names it.",
+            [("", min(link.bandwidth for link in found.links))],
+        )
+    return lines
 
 
 def _family(name: str, kind: str, text: str, samples: list[tuple[str, float]]) -> list[str]:

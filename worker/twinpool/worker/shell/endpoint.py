@@ -1,4 +1,5 @@
-"""The launcher's HTTP endpoint: ``/healthz``, ``/readyz``, ``/status``, ``/metrics``, and ``/group`` for other ranks.
+"""The launcher's HTTP endpoint: its paths are ``/healthz``, ``/readyz``, ``/status``, ``/preflight`` and ``/metrics``,
+and ``/group`` for other ranks.
 
 Small on purpose: one answer per connection, at most :data:`MAX_CONNECTIONS` at once, so that nobody on the
 pod network can hold up the kubelet's probes or the launcher's memory.
@@ -114,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*self.hear(self.rfile.read(int(length))), "application/json")
 
     def do_GET(self) -> None:
-        """Answer one of the four paths."""
+        """Answer one of the five paths."""
         snapshot = self.read()
         path = self.path.partition("?")[0]
         if path == "/healthz":
@@ -123,11 +124,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*report.readyz(snapshot), "application/json")
         elif path == "/status":
             self._answer(200, report.status(snapshot), "application/json")
+        elif path == "/preflight":
+            self._answer(*report.preflight(snapshot), "application/json")
         elif path == "/metrics":
             self._answer(200, report.metrics(snapshot), "text/plain; version=0.0.4; charset=utf-8")
         else:
             self._answer(
-                404, "the paths here are /healthz, /readyz, /status and /metrics\n", "text/plain; charset=utf-8"
+                404,
+                "the paths here are /healthz, /readyz, /status, /preflight and /metrics\n",
+                "text/plain; charset=utf-8",
             )
 
     def _answer(self, code: int, body: str, content_type: str) -> None:

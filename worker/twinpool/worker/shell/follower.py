@@ -58,7 +58,7 @@ class Follower(Host):
         place = Place(self._rank, action.leader)
         command = engine_command(self._config, self._pod, self._environment, visible_gpus(), sys.executable, place)
         self._announce(command)
-        self._spawn(command, Ended)
+        self._spawn(command, place, Ended)
 
     def _ask(self, action: AskLeader) -> None:
         leader = self._leader()

@@ -6,9 +6,12 @@ while SIGTERM must be heard at once; there are never more than two questions at 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,21 +21,23 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
-from twinpool.worker.engines.command import Pod, redacted
+from twinpool.worker.engines.command import Pod, behind_preflight, redacted, wants_preflight
 from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tick
 from twinpool.worker.logic.failure import failure_reason, termination_message
+from twinpool.worker.logic.preflight import Result
 from twinpool.worker.logic.report import Snapshot
 from twinpool.worker.release import version
 from twinpool.worker.shell import process
 from twinpool.worker.shell.endpoint import Endpoint
 from twinpool.worker.shell.inbox import Inbox
+from twinpool.worker.shell.preflight import this_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import FrameType
 
     from twinpool.core.protocol import WorkerConfig
-    from twinpool.worker.engines.command import Command
+    from twinpool.worker.engines.command import Command, Place
     from twinpool.worker.logic.report import Life
 
 #: Overrides where the termination message goes, for runs outside a pod.
@@ -63,6 +68,17 @@ def check_model_path(config: WorkerConfig) -> None:
             f"the model's path {config.model_path} does not exist in the engine's container",
             "check model.source, and that the volume is mounted there",
         )
+
+
+def _result_file(config: WorkerConfig) -> Path | None:
+    """Return where the preflight's result goes; None where there is no preflight."""
+    if not wants_preflight(config):
+        return None
+    try:
+        return Path(tempfile.mkdtemp(prefix="twinpool-")) / "preflight.json"
+    except OSError as error:
+        log(f"no preflight: nowhere to write its result ({error.strerror}); mount a writable /tmp")
+        return None
 
 
 def write_termination_message(message: str, environment: Mapping[str, str]) -> None:
@@ -99,6 +115,7 @@ class Host(ABC):
         self._terminate = False
         self._quit: Quit | None = None
         self._snapshot = Snapshot(state, config.engine, config.model, config.role, version())
+        self._preflight = _result_file(config)
         self._endpoint = Endpoint(self._pod.ip, protocol.LAUNCHER_PORT, self._read, self._hear)
 
     @abstractmethod
@@ -188,8 +205,12 @@ class Host(ABC):
     def starts(action: Any) -> bool:
         """Return whether the action starts the engine."""
 
-    def _spawn(self, command: Command, failed: Callable[[str], Any]) -> None:
-        """Start a process; ``failed`` makes the event that it could not be started."""
+    def _spawn(self, command: Command, place: Place, failed: Callable[[str], Any]) -> None:
+        """Start the engine, behind a preflight where one is due; ``failed`` makes the event that it cannot start."""
+        if self._preflight is not None:
+            self._preflight.unlink(missing_ok=True)
+            program = [sys.executable, *this_program()]
+            command = behind_preflight(command, self._config, self._pod, place, program, str(self._preflight))
         try:
             self._process = process.EngineProcess(command)
         except OSError as error:
@@ -214,7 +235,11 @@ class Host(ABC):
     def _read(self) -> Snapshot:
         """Return the snapshot with the lines of this moment; called on the endpoint's threads."""
         current = self._process
-        return replace(self._snapshot, last_lines=current.tail.lines() if current else ())
+        found = None
+        if self._preflight is not None:
+            with contextlib.suppress(OSError):
+                found = Result.from_json(self._preflight.read_bytes())
+        return replace(self._snapshot, last_lines=current.tail.lines() if current else (), preflight=found)
 
     def _leave(self, end: Quit) -> int:
         """End what is left, say why, and return the exit code."""
@@ -226,4 +251,6 @@ class Host(ABC):
             write_termination_message(termination_message(end.reason, lines), self._environment)
         self._endpoint.close()
         self._inbox.close()
+        if self._preflight is not None:
+            shutil.rmtree(self._preflight.parent, ignore_errors=True)
         return end.code

@@ -9,6 +9,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
+from twinpool.worker.engines.command import Place
 from twinpool.worker.engines.select import engine_command
 from twinpool.worker.logic import load, supervisor
 from twinpool.worker.logic.events import (
@@ -72,7 +73,7 @@ class Launcher(Host):
         return isinstance(action, StartEngine)
 
     def _start(self, action: StartEngine) -> None:
-        self._spawn(self._command, lambda reason: Exited(action.epoch, reason))
+        self._spawn(self._command, Place(leader=self._pod.ip), lambda reason: Exited(action.epoch, reason))
 
     def _ask(self, action: Any) -> None:
         if isinstance(action, CheckHealth):
