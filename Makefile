@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 JOBS ?= $(shell nproc)
 E2E_JOBS ?= 2
 
-.PHONY: help setup demo down test unit e2e check fix generate bench soak clean requirements
+.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate bench soak clean requirements
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -47,6 +47,10 @@ unit: setup ## the tests that need no cluster and no engine; the pure parts must
 e2e: setup ## the end-to-end tests (CLUSTER=external: against the cluster of KUBECONFIG)
 	@$(RUN) -m twinpool.demo prepare
 	@$(RUN) -m pytest e2e $(if $(filter external,$(CLUSTER)),--cluster=external,-n $(E2E_JOBS) --dist loadfile) $(PYTEST_ARGS)
+
+e2e-vllm: setup ## the long tests with the real vLLM, and its newest version's names (fetches 500 MB)
+	@$(RUN) -m twinpool.localengine models
+	@$(RUN) -m pytest e2e --slow $(PYTEST_ARGS)
 
 check: setup ## format, lint, types, dependency rules, freshness of generated files
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "run \`make fix\`"; exit 1; }

@@ -36,6 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="local",
         help="where the scenarios run: on a cluster of this machine, or on that of KUBECONFIG",
     )
+    parser.addoption("--slow", action="store_true", help="run what `make e2e-vllm` runs, and only that")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the long tests with the real engine out of `make test`, and everything else out of `make e2e-vllm`."""
+    slow = config.getoption("--slow")
+    config.hook.pytest_deselected(items=[item for item in items if slow != ("slow" in item.keywords)])
+    items[:] = [item for item in items if slow == ("slow" in item.keywords)]
 
 
 @pytest.fixture(scope="session")

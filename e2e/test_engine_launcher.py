@@ -16,6 +16,7 @@ import pytest
 
 from twinpool.core.protocol import WorkerConfig
 from twinpool.localcluster.progress import Progress
+from twinpool.localengine import contract
 from twinpool.localengine.image import serving_environment
 from twinpool.localengine.install import ensure_engine
 from twinpool.localengine.models import TINY, ensure_model
@@ -161,6 +162,11 @@ for line in sys.stdin:
         "kv": args.kv_transfer_config and [args.kv_transfer_config.kv_connector, args.kv_transfer_config.kv_role,
         args.kv_transfer_config.kv_buffer_device, args.kv_transfer_config.kv_connector_extra_config]}))
 """
+
+
+def test_every_name_that_twinpool_uses_is_in_the_installed_vllm(engine: Engine) -> None:
+    """Flags, metrics, fields of requests and of configurations; an upgrade that renames one fails here, by name."""
+    assert contract.missing(contract.needed(), contract.read(contract.installed_package(engine.venv))) == []
 
 
 def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core.errors import TwinpoolError
 from twinpool.localcluster.progress import Progress
+from twinpool.localengine import contract
 from twinpool.localengine.install import ensure_engine
 from twinpool.localengine.layout import engine
 from twinpool.localengine.models import MODELS, ensure_model
+from twinpool.localengine.newest import fetch_newest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     progress = Progress()
     try:
+        if options.command == "contract":
+            return _contract(options.source or fetch_newest(progress)[1], options.output)
         if options.command in ("install", "models"):
             installed = ensure_engine(progress)
             if options.command == "models":
@@ -54,7 +59,25 @@ def _parser() -> argparse.ArgumentParser:
         if name == "models":
             text = f"which ({', '.join(MODELS)}); default: all"
             command.add_argument("names", nargs="*", type=_model, metavar="MODEL", help=text)
+    command = commands.add_parser("contract", help="say what of vLLM's names that Twinpool needs another version lacks")
+    text = "the vllm package of that version, as in its source; default: the newest of the package index"
+    command.add_argument("source", type=Path, nargs="?", metavar="DIR", help=text)
+    command.add_argument("-o", "--output", choices=("text", "json"), default="text", help="how to print the result")
     return parser
+
+
+def _contract(source: Path, output: str) -> int:
+    """Print what a version lacks and what changed since the installed one; 1 when something needed is gone."""
+    other = contract.read(source)
+    lacks = contract.missing(contract.needed(), other)
+    changed = contract.changes(contract.read(contract.installed_package(engine().venv)), other)
+    if output == "json":
+        print(json.dumps({"missing": lacks, "changes": changed}, indent=1))
+    else:
+        for line in (*(f"MISSING {name}" for name in lacks), *changed):
+            print(line)
+        print(f"{len(lacks)} names that Twinpool needs are gone; {len(changed)} names changed")
+    return 1 if lacks else 0
 
 
 def _model(name: str) -> str:
