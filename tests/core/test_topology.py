@@ -3,7 +3,7 @@
 import pytest
 
 from twinpool.core.errors import InvalidValue
-from twinpool.core.topology import CLUSTER, HOST, LINKS, NAMES, PRESETS, Level, Topology, paths, topology
+from twinpool.core.topology import CLUSTER, HOST, LINKS, NAMES, PRESETS, Level, Topology, paths, preset, topology
 
 ZONE, SPINE = "topology.kubernetes.io/zone", "network.topology.nvidia.com/spine"
 LEAF, CLIQUE = "network.topology.nvidia.com/leaf", "nvidia.com/gpu.clique"
@@ -100,3 +100,12 @@ def test_a_domain_in_two_places_is_believed_where_most_nodes_put_it(
     assert found["a"][at] == f"{inner[1]}1"
     assert found["c"][at] is None
     assert found["c"][at - 1] == f"{name}2"
+
+
+def test_presets_by_name() -> None:
+    everything = preset("auto")
+    assert [level.name for level in everything.levels] == [CLUSTER, *NAMES]
+    assert LEAF in everything.levels[everything.index("rack")].labels
+    assert preset("gke") == topology(PRESETS["gke"])
+    with pytest.raises(InvalidValue, match="no topology 'moon' - use auto, eks"):
+        preset("moon")

@@ -172,3 +172,28 @@ async def test_uids_of_all_pages(server: tuple[ApiServer, Cluster, Metrics]) -> 
     assert "continue=more" in paths[1]
     await cluster.uids("InferencePool", "", "")
     assert "labelSelector" not in api.requests[2][1], "pools carry no label of ours"
+
+
+async def test_a_json_patch_is_sent_as_one(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, _ = server
+    operations = ({"op": "test", "path": "/metadata/uid", "value": "u"}, {"op": "remove", "path": "/x"})
+    await cluster.patch_exactly("Pod", "n", "p", operations)
+    ((verb, path, headers, body),) = api.requests
+    assert (verb, headers["type"], body) == ("PATCH", "application/json-patch+json", list(operations))
+    assert path.startswith("/api/v1/namespaces/n/pods/p?")
+    assert "force" not in path
+
+
+async def test_a_pod_can_be_deleted_whatever_changed_of_it(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, _ = server
+    await cluster.delete("Pod", "n", "p", "u", "")
+    assert api.requests[0][3]["preconditions"] == {"uid": "u"}
+
+
+async def test_everything_of_a_kind_comes_page_by_page(server: tuple[ApiServer, Cluster, Metrics]) -> None:
+    api, cluster, _ = server
+    api.pages = [{"metadata": {"continue": "more"}, "items": [{"a": 1}]}, {"metadata": {}, "items": None}]
+    assert [page async for page in cluster.pages("Node", {"fieldSelector": "x!=y"})] == [[{"a": 1}], []]
+    paths = [path for _, path, _, _ in api.requests]
+    assert paths[0].startswith("/api/v1/nodes?limit=500&fieldSelector=x")
+    assert "continue=more" in paths[1]

@@ -9,7 +9,15 @@ from typing import Any
 import yaml
 
 from twinpool.core.crd import custom_resource_definition
-from twinpool.operator.logic.rights import LEASE_RIGHTS, RIGHTS, Right, attributes, in_words, missing_fields
+from twinpool.operator.logic.rights import (
+    LEASE_RIGHTS,
+    PLACEMENT_RIGHTS,
+    RIGHTS,
+    Right,
+    attributes,
+    in_words,
+    missing_fields,
+)
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -31,7 +39,9 @@ def asked(rights: tuple[Right, ...]) -> set[tuple[str, str, str]]:
 
 
 def test_the_rights_that_are_checked_are_those_of_the_manifest() -> None:
-    assert asked(RIGHTS) == granted("ClusterRole"), "keep logic/rights.py and deploy/operator.yaml equal"
+    assert asked(RIGHTS + PLACEMENT_RIGHTS) == granted("ClusterRole"), (
+        "keep logic/rights.py and deploy/operator.yaml equal"
+    )
     assert asked(LEASE_RIGHTS) == granted("Role")
     assert asked(RIGHTS + LEASE_RIGHTS) == granted("Role", "namespaced/operator.yaml")
 

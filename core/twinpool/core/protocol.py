@@ -31,6 +31,8 @@ LABEL_GROUP = f"{GROUP}/group"
 LABEL_REVISION = f"{GROUP}/revision"
 #: Readiness gate of every worker pod and type of the condition that opens it: the routers list the pod's group.
 ROUTABLE_GATE = f"{GROUP}/routable"
+#: Scheduling gate of a worker pod whose node the operator chooses: kube-scheduler does not look at it before.
+PLACEMENT_GATE = f"{GROUP}/placement"
 #: On a worker pod that the operator takes out of service: until when its work may run (RFC 3339). Routers choose it no
 #: more.
 ANNOTATION_DRAINING = f"{GROUP}/draining"

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field
 from twinpool.core import protocol
 from twinpool.core.fields import ByteSize, CpuCores, Duration, Part, PodTemplate, SecretReference, rule, rules
 from twinpool.core.objectives import Objectives as Objectives
+from twinpool.core.placement import Placement as Placement
 from twinpool.core.ratio import Ratio as Ratio
 from twinpool.core.rollout import Rollout as Rollout
 from twinpool.core.routing import Routing as Routing
@@ -331,6 +332,9 @@ class InferencePoolSpec(Part):
     handoff: Handoff = Field(default_factory=Handoff, description="How the KV cache goes from prefill to decode.")
     objectives: Objectives = Field(default_factory=Objectives, description="Latency that users are promised.")
     routing: Routing = Field(default_factory=Routing, description="The HTTP endpoint.")
+    placement: Placement | None = Field(
+        None, description="Who chooses the nodes of new groups, and by what; without it kube-scheduler alone does."
+    )
     rollout: Rollout = Field(default_factory=Rollout, description="How a new revision replaces the old one.")
 
 

@@ -57,5 +57,8 @@ class InferencePoolStatus(Part):
     selector: str | None = Field(
         None, description="Labels of the pods that autoscalers measure: the leaders of decode groups."
     )
+    placement: str | None = Field(
+        None, description="How the nodes of new groups are chosen: pin or affinity; absent without spec.placement."
+    )
     endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
     objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")

@@ -174,6 +174,34 @@ PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
+def _every_label() -> Mapping[str, tuple[str, ...]]:
+    """Return for each level the labels of all presets: what a cluster does not have does no harm."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in NAMES[:-1]:
+        keys = [key for preset in PRESETS.values() for key in preset.get(name, ())]
+        found[name] = tuple(dict.fromkeys(keys))
+    return found
+
+
+#: The preset that takes whatever label a cluster has.
+AUTO = "auto"
+
+
+def preset(name: str) -> Topology:
+    """Return the topology of a preset, or of all presets together (``auto``).
+
+    Raises
+    ------
+    InvalidValue
+        When there is no such preset.
+    """
+    if name == AUTO:
+        return topology(_every_label())
+    if name not in PRESETS:
+        raise InvalidValue(f"there is no topology {name!r}", f"use {', '.join((AUTO, *PRESETS))}")
+    return topology(PRESETS[name])
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """What placement pays for each thing it would rather not do, all in GPUs that are worth nothing.

@@ -10,7 +10,8 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
-from twinpool.core.errors import TwinpoolError
+from twinpool.core.errors import InvalidValue, TwinpoolError
+from twinpool.core.topology import AUTO, PRESETS, preset
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.operator import Options, run_operator
 
@@ -31,6 +32,7 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
     add("--worker-image", "TWINPOOL_WORKER_IMAGE", defaults.worker_image, "image that carries the launcher")
     add("--router-image", "TWINPOOL_ROUTER_IMAGE", defaults.router_image, "image of the router")
     add("--vllm-image", "TWINPOOL_VLLM_IMAGE", defaults.vllm_image, "image of vLLM for pools that name none")
+    add("--topology", "TWINPOOL_TOPOLOGY", AUTO, f"node labels of the network's levels: {', '.join((AUTO, *PRESETS))}")
     add("--namespace", "TWINPOOL_NAMESPACE", "", "serve only this namespace (empty: all)")
     add("--lease-namespace", "POD_NAMESPACE", "twinpool-system", "namespace of the Lease")
     add("--lease-name", "TWINPOOL_LEASE_NAME", "twinpool-operator", "name of the Lease")
@@ -40,6 +42,10 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
     given = parser.parse_args(arguments)
     if given.log_level not in ("debug", "info", "warning", "error"):
         parser.error(f"--log-level {given.log_level}: must be debug, info, warning or error")
+    try:
+        topology = preset(given.topology)
+    except InvalidValue as error:
+        parser.error(f"--topology: {error}")
     options = Options(
         identity=f"{environment.get('POD_NAME') or os.uname().nodename}-{uuid.uuid4().hex[:8]}",
         host=given.host,
@@ -47,7 +53,7 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
         namespace=given.namespace,
         lease_namespace=given.lease_namespace,
         lease_name=given.lease_name,
-        settings=Settings(given.worker_image, given.router_image, given.vllm_image),
+        settings=Settings(given.worker_image, given.router_image, given.vllm_image, topology),
     )
     return options, given.log_level
 

@@ -122,6 +122,35 @@ class Annotate:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """Hand a gated pod to kube-scheduler, for one node or (empty) any, by a JSON patch that tests who the pod is."""
+
+    name: str
+    uid: str
+    node: str
+    patch: tuple[Mapping[str, Any], ...]
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the object."""
+        return "Pod"
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Delete a pod that must get another node: one that was handed over cannot be gated again."""
+
+    name: str
+    uid: str
+    reason: str
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the object."""
+        return "Pod"
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete an object, provided that it is still the object that was observed."""
 
@@ -131,7 +160,7 @@ class Delete:
     resource_version: str
 
 
-Action = Apply | Try | Retire | ScaleToZero | SetGate | Annotate | Delete
+Action = Apply | Try | Retire | ScaleToZero | SetGate | Annotate | HandOver | TakeBack | Delete
 
 
 @dataclass(frozen=True, slots=True)

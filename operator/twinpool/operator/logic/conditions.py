@@ -13,9 +13,10 @@ from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.admission import refused
 from twinpool.operator.logic.disruption import exposed
-from twinpool.operator.logic.failures import Failure, first_failure, unplaced
+from twinpool.operator.logic.failures import MAX_MESSAGE, Failure, first_failure, unplaced
 from twinpool.operator.logic.gate import pending
 from twinpool.operator.logic.observed import Observed, PodView, timestamp
+from twinpool.operator.logic.pinning import shortages
 from twinpool.operator.logic.restarts import restarting
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Situation:
     acting: bool
     #: What to say of a rollout that stands still for too long, empty while none does.
     standstill: str = ""
+    #: How the nodes of new groups are chosen; None leaves it to kube-scheduler.
+    placement: str | None = None
 
     @property
     def live(self) -> list[Group]:
@@ -134,6 +137,10 @@ def _placed(situation: Situation) -> Statement:
     failure = unplaced(pods) or refused(situation.observed)
     if failure:
         return Statement("Placed", "False", failure.reason, failure.message)
+    if short := shortages(situation.observed, situation.live):
+        more = f" ({len(short) - 1} more groups wait)" if len(short) > 1 else ""
+        name = short[0].gang.partition("/")[2]
+        return Statement("Placed", "False", short[0].reason, f"group {name}: {short[0]}{more}"[:MAX_MESSAGE])
     missing = sum(situation.wanted.values()) > len([g for g in situation.live if g.pods]) or any(
         pod.scheduled is None for pod in pods
     )

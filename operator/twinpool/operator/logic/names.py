@@ -18,6 +18,8 @@ LAST_SERIAL_ANNOTATION = f"{protocol.GROUP}/last-serial"
 
 #: On a group's StatefulSet: how often its engine was restarted in place, as JSON.
 RESTARTS_ANNOTATION = f"{protocol.GROUP}/engine-restarts"
+#: ``pin`` or ``affinity`` on a group's StatefulSet: how its pods get their nodes, for as long as the group lives.
+PLACEMENT_ANNOTATION = f"{protocol.GROUP}/placement"
 
 ROUTER = "router"
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
+from twinpool.operator.logic.placement.affinity import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.books import Reports
     from twinpool.operator.logic.contest import Contest
+    from twinpool.operator.logic.placement.model import Verdict
     from twinpool.operator.logic.restarts import Life
 
 Body = Mapping[str, Any]
@@ -92,6 +94,16 @@ class PodView:
     draining: bool = False
     #: Whether the gate was open once, so that requests may have come.
     has_served: bool = False
+    #: When it was made, in seconds since 1970.
+    created: float | None = None
+    #: Names of its scheduling gates; while there are any, kube-scheduler does not look at it.
+    scheduling_gates: tuple[str, ...] = ()
+    #: Its affinity while it is gated, for a node is added to it.
+    affinity: Body | None = None
+    #: The only node that its node affinity allows, empty when there are several.
+    pinned: str = ""
+    #: Whether kube-scheduler found no node for it and waits for no preempted pod to go.
+    unschedulable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,8 @@ class Observed:
     lives: Mapping[str, Life] = field(default_factory=dict)
     #: Revision and role of sets that the API server took in a dry run; None: nobody can ask it.
     tried: frozenset[tuple[str, str]] | None = None
+    #: What was decided about the nodes of its groups, by group.
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 
 
 def pool_key(body: Body) -> tuple[str, str] | None:
@@ -221,6 +235,7 @@ def read_pod(body: Body) -> PodView:
     labels, spec = metadata.get("labels") or {}, body.get("spec") or {}
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
     placed, ready = conditions.get("PodScheduled"), conditions.get("Ready", {})
+    gates = tuple(gate.get("name", "") for gate in spec.get("schedulingGates") or ())
     reports = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     return PodView(
         name=metadata["name"],
@@ -233,7 +248,7 @@ def read_pod(body: Body) -> PodView:
         ready=_true(conditions, "Ready"),
         ready_since=seconds(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         deadline=seconds(metadata.get("deletionTimestamp")),
-        scheduled=None if placed is None else placed["status"] == "True",
+        scheduled=None if placed is None or gates else placed["status"] == "True",
         scheduler_message="" if placed is None else placed.get("message", ""),
         containers=tuple(_read_container(report) for report in reports),
         uid=metadata.get("uid", ""),
@@ -246,6 +261,11 @@ def read_pod(body: Body) -> PodView:
         routable=_true(conditions, protocol.ROUTABLE_GATE),
         draining=protocol.ANNOTATION_DRAINING in (metadata.get("annotations") or {}),
         has_served=protocol.ROUTABLE_GATE in conditions,
+        created=seconds(metadata.get("creationTimestamp")),
+        scheduling_gates=gates,
+        affinity=(spec.get("affinity") or {}) if gates else None,
+        pinned="" if gates else pinned(spec),
+        unschedulable=not status.get("nominatedNodeName") and (placed or {}).get("reason") == "Unschedulable",
     )
 
 

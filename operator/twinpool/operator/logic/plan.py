@@ -20,6 +20,8 @@ from twinpool.operator.logic.drift import stamped
 from twinpool.operator.logic.gate import gates
 from twinpool.operator.logic.groups import LOST_AFTER, Group, last_serial, new_names
 from twinpool.operator.logic.leaders import naming
+from twinpool.operator.logic.pinning import ends as pinning_ends
+from twinpool.operator.logic.pinning import handed_over, mode, noted, placing, taken_back
 from twinpool.operator.logic.ratio import wanted as wanted_groups
 from twinpool.operator.logic.revision import KIND, Revision, object_name, revision_object
 from twinpool.operator.logic.router_objects import router_objects
@@ -27,7 +29,7 @@ from twinpool.operator.logic.status import status
 from twinpool.operator.logic.worker_objects import Body, group_set, headless_service
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.observed import Child, Observed
@@ -47,12 +49,12 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         *(headless_service(pool, name) for name in names.roles(pool)),
         *(disruption_budget(pool, name) for name in names.roles(pool)),
         *(revision_object(pool, item) for item in decision.revisions.values() if item.name not in decision.beyond),
-        *_kept(pool, existing, todo, decision.revisions),
-        *_created(pool, existing, todo.create, decision.revisions[todo.revision], serial),
+        *_kept(pool, existing, todo, decision.revisions, settings),
+        *_created(pool, existing, todo.create, decision.revisions[todo.revision], serial, settings),
     ]
     bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = list(applies(bodies, children, observed.contests))
-    tried = _created(pool, existing, dict.fromkeys(decision.trials, 1), newest, serial)
+    tried = _created(pool, existing, dict.fromkeys(decision.trials, 1), newest, serial, settings)
     actions += [Try(stamped(body), newest.name, role) for body, role in zip(tried, decision.trials, strict=True)]
     actions += _removals(existing, todo, children, pool, now)
     actions += [
@@ -60,6 +62,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         for name in sorted(decision.beyond)
         if (child := children.get((KIND, object_name(pool.metadata.name, name))))
     ]
+    actions += [*handed_over(observed, existing, settings), *taken_back(observed, existing, now)]
     actions += [*naming(existing), *restarts.counting(observed, existing)]
     actions += [*gates(observed, existing), *drains(observed, existing, now), *strays(existing)]
     wanted = wanted_groups(pool)
@@ -71,8 +74,10 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         existing,
         acting=bool(actions),
         standstill="" if todo else progress.standstill(observed, ends, now),
+        placement=mode(pool, newest.templates.values(), settings),
     )
-    return Plan(tuple(actions), status(situation, now), _requeue_after(existing, ends, now))
+    again = [*pinning_ends(observed, existing), *([] if ends is None else [ends])]
+    return Plan(tuple(actions), status(situation, now), _requeue_after(existing, again, now))
 
 
 def _remembered(pool: InferencePool, children: Mapping[tuple[str, str], Child]) -> str | None:
@@ -81,7 +86,11 @@ def _remembered(pool: InferencePool, children: Mapping[tuple[str, str], Child]) 
 
 
 def _kept(
-    pool: InferencePool, existing: tuple[Group, ...], todo: Step, revisions: Mapping[str, Revision]
+    pool: InferencePool,
+    existing: tuple[Group, ...],
+    todo: Step,
+    revisions: Mapping[str, Revision],
+    settings: Settings,
 ) -> list[Body]:
     """Return the groups that stay as they should be, each by the stored template of its own revision."""
     result = []
@@ -89,19 +98,26 @@ def _kept(
         revision = revisions.get(group.revision)
         template = revision.templates.get(group.role) if revision else None
         if template is not None and not group.retired and group.name not in todo.retire:
-            result.append(group_set(pool, group.role, template, group.revision, group.serial, group.name))
+            added = placing(pool, group.role, template, group.name, noted(group), settings)
+            result.append(group_set(pool, group.role, template, group.revision, group.serial, group.name, added))
     return result
 
 
 def _created(
-    pool: InferencePool, existing: tuple[Group, ...], create: Mapping[str, int], revision: Revision, serial: int
+    pool: InferencePool,
+    existing: tuple[Group, ...],
+    create: Mapping[str, int],
+    revision: Revision,
+    serial: int,
+    settings: Settings,
 ) -> list[Body]:
     taken = {group.name for group in existing}
     result = []
     for role, template in revision.templates.items():
         named = new_names(pool.metadata.uid, pool.metadata.name, role, serial, create.get(role, 0), taken)
         for number, name in named:
-            result.append(group_set(pool, role, template, revision.name, number, name))
+            added = placing(pool, role, template, name, mode(pool, [template], settings), settings)
+            result.append(group_set(pool, role, template, revision.name, number, name, added))
             serial = number
     return result
 
@@ -125,9 +141,9 @@ def _delete(child: Child) -> Delete:
     return Delete(child.kind, child.name, child.uid, child.resource_version)
 
 
-def _requeue_after(existing: tuple[Group, ...], progress_ends: float | None, now: float) -> float | None:
-    """Return the seconds until a pod is overdue, a drain's time is over or a rollout stands still: no event tells."""
+def _requeue_after(existing: tuple[Group, ...], others: Iterable[float], now: float) -> float | None:
+    """Return the seconds until a pod is overdue, a drain's time is over or another time comes: no event tells."""
     ends = [pod.deadline + LOST_AFTER for group in existing for pod in group.pods if pod.deadline is not None]
-    ends += [end for end in (progress_ends, *map(deadline, existing)) if end is not None]
+    ends += [*others, *(end for end in map(deadline, existing) if end is not None)]
     coming = [end - now for end in ends if end >= now]
     return min(coming) + 1.0 if coming else None

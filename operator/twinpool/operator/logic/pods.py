@@ -99,14 +99,20 @@ def gpus(pool: InferencePool, role: WorkerRole) -> int:
     return 0 if on_cpu else role.ranks // role.nodes
 
 
-def nodes_of(template: Mapping[str, Any]) -> int:
-    """Return how many pods a group of this template has; 1 when the template is no longer one of ours."""
+def launcher_settings(template: Mapping[str, Any]) -> WorkerConfig | None:
+    """Return what a template tells the launcher; None when the template is no longer one of ours."""
     for container in (template.get("spec") or {}).get("containers") or ():
         for entry in container.get("env") or ():
             if entry.get("name") == protocol.WORKER_CONFIG_ENV:
                 with contextlib.suppress(InvalidValue):
-                    return WorkerConfig.from_json(entry.get("value", "")).nodes
-    return 1
+                    return WorkerConfig.from_json(entry.get("value", ""))
+    return None
+
+
+def nodes_of(template: Mapping[str, Any]) -> int:
+    """Return how many pods a group of this template has; 1 when the template is no longer one of ours."""
+    found = launcher_settings(template)
+    return found.nodes if found else 1
 
 
 def model_path(pool: InferencePool) -> str:

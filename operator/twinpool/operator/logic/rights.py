@@ -39,6 +39,11 @@ RIGHTS = (
     Right("", "pods/status", ("patch",)),
     Right("policy", "poddisruptionbudgets", (*_MAKE, "delete")),
 )
+#: Rights without which no node can be chosen; pools are served all the same, with nodes of kube-scheduler's choice.
+PLACEMENT_RIGHTS = (
+    Right("", "nodes", ("list",)),
+    Right("", "pods", ("list", "delete")),
+)
 #: Rights on the Lease, in its own namespace.
 LEASE_RIGHTS = (Right("coordination.k8s.io", "leases", ("create", "get", "update")),)
 

@@ -1,8 +1,10 @@
-"""What the operator itself was told: which images it puts into pods that do not name one."""
+"""What the operator itself was told: images of pods that name none, the cluster's network, what it may read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from twinpool.core.topology import AUTO, Topology, preset
 
 #: The vLLM release whose flags, metrics and handoff protocol Twinpool was built against.
 VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
@@ -10,8 +12,11 @@ VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Default images of the pods that the operator makes."""
+    """Default images of the pods that the operator makes, and what placement needs to know."""
 
     worker_image: str = "twinpool/worker:dev"
     router_image: str = "twinpool/router:dev"
     vllm_image: str = VLLM_IMAGE
+    topology: Topology = field(default_factory=lambda: preset(AUTO))
+    #: Whether nodes and pods of the whole cluster may be read, without which no node can be chosen.
+    sees_nodes: bool = False

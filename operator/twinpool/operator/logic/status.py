@@ -35,6 +35,8 @@ def status(situation: Situation, now: float) -> Status:
         result["targetRatio"] = ratio(result["prefill"]["desired"], result["decode"]["desired"])
     if serving := _serving_revision(situation):
         result["servingRevision"] = serving
+    if situation.placement is not None:
+        result["placement"] = situation.placement
     objectives = pool.spec.objectives.model_dump(by_alias=True, exclude_none=True)
     if pool.spec.objectives.ttft or pool.spec.objectives.itl:
         result["objectives"] = objectives

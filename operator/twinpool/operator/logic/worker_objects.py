@@ -36,17 +36,29 @@ def headless_service(pool: InferencePool, role: str) -> Body:
     }
 
 
-def group_set(pool: InferencePool, role: str, template: Template, revision: str, serial: int, name: str) -> Body:
-    """Return the StatefulSet of a group: a pod for each node, started together, replaced by nobody but the operator."""
+def group_set(
+    pool: InferencePool,
+    role: str,
+    template: Template,
+    revision: str,
+    serial: int,
+    name: str,
+    placing: Body | None = None,
+) -> Body:
+    """Return the StatefulSet of a group: a pod for each node, started together, replaced by nobody but the operator.
+
+    ``placing`` is what :func:`twinpool.operator.logic.pinning.placing` adds to it; None adds nothing.
+    """
+    added = placing or {"annotations": {}, "spec": {}}
     group = {protocol.LABEL_GROUP: name}
     metadata = merge(
         names.metadata(pool, name, role),
         {
             "labels": {**group, protocol.LABEL_REVISION: revision},
-            "annotations": {names.SERIAL_ANNOTATION: str(serial)},
+            "annotations": {names.SERIAL_ANNOTATION: str(serial), **added["annotations"]},
         },
     )
-    pods = merge(with_revision(template, revision), {"metadata": {"labels": group}})
+    pods = merge(with_revision(template, revision), {"metadata": {"labels": group}, "spec": added["spec"]})
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",

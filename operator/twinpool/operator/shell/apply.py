@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names
-from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire, ScaleToZero, SetGate, Try
+from twinpool.operator.logic.actions import (
+    Action,
+    Annotate,
+    Apply,
+    Delete,
+    HandOver,
+    Retire,
+    ScaleToZero,
+    SetGate,
+    TakeBack,
+    Try,
+)
 from twinpool.operator.logic.contest import Repair
-from twinpool.operator.logic.observed import Refusal, read_child, timestamp
+from twinpool.operator.logic.observed import Refusal, read_child, read_pod, timestamp
 from twinpool.operator.shell.cluster import ApiRefused, Cluster
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import belongs
@@ -176,6 +187,11 @@ class Executor:
             case Annotate(kind, name, uid, annotation, value):
                 body = {"metadata": {"uid": uid, "annotations": {annotation: value}}}
                 await self._cluster.merge(kind, namespace, name, body)
+            case HandOver():
+                await self._hand_over(key, action)
+            case TakeBack(name, uid, reason):
+                await self._cluster.delete("Pod", namespace, name, uid, "")
+                _log.warning("%s/%s: deleted pod %s, which must get another node: %s", *key, name, reason)
             case Delete(kind, name, uid, resource_version):
                 await self._cluster.delete(kind, namespace, name, uid, resource_version)
                 _log.info("%s/%s: deleted %s %s", namespace, pool, kind, name)
@@ -187,6 +203,19 @@ class Executor:
         except ApiRefused as error:
             if error.code not in _STALE and _NO_DRY_RUN not in error.message:
                 raise
+
+    async def _hand_over(self, key: PoolKey, action: HandOver) -> None:
+        try:
+            await self._cluster.patch_exactly("Pod", key[0], action.name, action.patch)
+        except ApiRefused as error:
+            if error.code != _INVALID:
+                raise
+            # A test of the patch fails when the pod is another one, or handed over already: our view was old.
+            found = read_pod(await self._cluster.get("Pod", key[0], action.name))
+            if found.uid == action.uid and protocol.PLACEMENT_GATE in found.scheduling_gates:
+                raise
+            raise ApiRefused(_CONFLICT, error.message) from error
+        _log.info("%s/%s: pod %s goes to %s", *key, action.name, f"node {action.node}" if action.node else "any node")
 
     async def _leave(self, key: PoolKey, action: Retire | ScaleToZero | SetGate) -> None:
         """Carry out what takes groups into and out of service."""

@@ -20,7 +20,7 @@ from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from twinpool.operator.shell.metrics import Metrics
 
@@ -32,6 +32,7 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "Pod": ("/api/v1", "pods"),
+    "Node": ("/api/v1", "nodes"),
     "ControllerRevision": ("/apis/apps/v1", "controllerrevisions"),
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
@@ -54,6 +55,7 @@ _UNKNOWN_FIELD = "field not declared in schema"
 
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_JSON_PATCH = "application/json-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 _JSON = "application/json"
 #: Lists without the objects' content: what is compared is the uid alone.
@@ -154,18 +156,26 @@ class Cluster:
         """Merge ``body`` into an object; a uid or resourceVersion in it is a condition."""
         return await self._patch(object_path(kind, namespace, name), _MERGE, body, FIELD_MANAGER)
 
+    async def patch_exactly(self, kind: str, namespace: str, name: str, patch: Sequence[Body]) -> dict[str, Any]:
+        """Apply a JSON patch; refused with 422 when one of its tests fails."""
+        # The client sends anything but a list as another kind of patch.
+        return await self._patch(object_path(kind, namespace, name), _JSON_PATCH, list(patch), FIELD_MANAGER)
+
     async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Body) -> dict[str, Any]:
         """Set one condition of a pod, which is merged by its type; refused when the pod is another one of that name."""
         body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
         return await self._patch(object_path("Pod", namespace, name) + "/status", _STRATEGIC, body, STATUS_MANAGER)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, resource_version: str) -> None:
-        """Delete an object if it is still the one that was observed; what it owns goes in the background."""
+        """Delete an object if it is still the one that was observed; what it owns goes in the background.
+
+        An empty ``resource_version`` deletes it whatever has changed of it.
+        """
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
-            "preconditions": {"uid": uid, "resourceVersion": resource_version},
+            "preconditions": {"uid": uid, **({"resourceVersion": resource_version} if resource_version else {})},
         }
         await self._request("DELETE", object_path(kind, namespace, name), options)
 
@@ -216,19 +226,36 @@ class Cluster:
             if not query["continue"]:
                 return result
 
+    async def pages(self, kind: str, query: Mapping[str, str]) -> AsyncIterator[list[dict[str, Any]]]:
+        """Yield all objects of a kind in the cluster that ``query`` leaves, a page at a time."""
+        asked = {"limit": str(_PAGE), **query}
+        while True:
+            found = await self._request("GET", f"{list_path(kind, '')}?{urlencode(asked)}")
+            yield found.get("items") or []
+            asked["continue"] = (found.get("metadata") or {}).get("continue") or ""
+            if not asked["continue"]:
+                return
+
     async def any(self, kind: str, namespace: str) -> bool:
         """Return whether there is an object of ``kind`` (in all namespaces when ``namespace`` is empty)."""
         found = await self._request("GET", list_path(kind, namespace) + "?limit=1")
         return bool(found.get("items"))
 
-    async def _patch(self, path: str, content_type: str, body: Body, manager: str, **more: str) -> dict[str, Any]:
+    async def _patch(
+        self, path: str, content_type: str, body: Body | Sequence[Body], manager: str, **more: str
+    ) -> dict[str, Any]:
         query = {"fieldManager": manager, "fieldValidation": "Strict", **more}
         if content_type == _APPLY:
             query["force"] = "true"
         return await self._request("PATCH", f"{path}?{urlencode(query)}", body, content_type)
 
     async def _request(
-        self, verb: str, path: str, body: Body | None = None, content_type: str = _JSON, accept: str = _JSON
+        self,
+        verb: str,
+        path: str,
+        body: Body | Sequence[Body] | None = None,
+        content_type: str = _JSON,
+        accept: str = _JSON,
     ) -> dict[str, Any]:
         headers = {"Content-Type": content_type, "Accept": accept}
         used = self._client
@@ -244,7 +271,7 @@ class Cluster:
         return answer
 
     async def _send(
-        self, verb: str, path: str, headers: Mapping[str, str], body: Body | None
+        self, verb: str, path: str, headers: Mapping[str, str], body: Body | Sequence[Body] | None
     ) -> tuple[int, bytes, float]:
         """Return status, body and the seconds to wait that the server asks for."""
         call = await self._client.param_serialize(

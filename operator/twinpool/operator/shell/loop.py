@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.operator.logic import restarts
 from twinpool.operator.logic.asking import hold, to_ask
 from twinpool.operator.logic.groups import groups
+from twinpool.operator.logic.pinning import undecided
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.status import unreadable
 from twinpool.operator.shell.apply import Executor, NotLeader
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from twinpool.operator.shell.complaints import Complaints
     from twinpool.operator.shell.lease import Leadership
     from twinpool.operator.shell.metrics import Metrics
+    from twinpool.operator.shell.placer import Placer
     from twinpool.operator.shell.questions import EngineLives, RouterBooks
     from twinpool.operator.shell.queue import WorkQueue
     from twinpool.operator.shell.watch import Cache, PoolKey
@@ -61,13 +63,15 @@ class Reconciler:
         clock: Callable[[], float] = time.time,
         journal: Journal | None = None,
         complaints: Complaints | None = None,
+        placer: Placer | None = None,
     ) -> None:
         self._cache = cache
         self._queue = queue
         self._leadership = leadership
         self._executor = executor
         self._memory = memory
-        self._settings = settings
+        #: May be replaced before the first pool is looked at, by what the cluster turned out to allow.
+        self.settings = settings
         self._metrics = metrics
         self._books = books
         self._lives = lives
@@ -77,6 +81,7 @@ class Reconciler:
         self._told: dict[PoolKey, float] = {}
         self._asked: dict[PoolKey, float] = {}
         self._complaints = complaints
+        self._placer = placer
         #: When each reconciliation that is running began, by the loop's clock.
         self.running: dict[PoolKey, float] = {}
         #: Groups that a watch reported as gone since the pool was last looked at.
@@ -165,7 +170,9 @@ class Reconciler:
         observed = self._observe(key, pool)
         if hold(observed):
             return RESYNC
-        made = plan(observed, self._settings, self._clock())
+        if self._placer and undecided(observed, groups(observed)):
+            self._placer.wake()
+        made = plan(observed, self.settings, self._clock())
         result = "not carried out"
         try:
             refusals = await self._executor.execute(key, made.actions)
@@ -174,7 +181,7 @@ class Reconciler:
             self._journal.note(key, self._clock(), observed, made.actions, made.status, result)
         news = self._memory.refused(key, refusals)
         if news:
-            made = plan(self._observe(key, pool), self._settings, self._clock())
+            made = plan(self._observe(key, pool), self.settings, self._clock())
         wait = await self._tell(key, uid, before, made.status)
         if refusals:
             if news:
@@ -205,7 +212,8 @@ class Reconciler:
         lives = {uid: life for uid, life in (self._lives.answers(key) or {}).items() if life is not None}
         self._books.follow(key, to_ask(observed))
         self._lives.follow(key, restarts.to_ask(groups(observed)))
-        return dataclasses.replace(observed, reports=self._books.answers(key), lives=lives)
+        verdicts = self._placer.verdicts(key) if self._placer else {}
+        return dataclasses.replace(observed, reports=self._books.answers(key), lives=lives, verdicts=verdicts)
 
     async def _restored(self, key: PoolKey, uid: str) -> bool:
         """Look whether groups that were reported as gone have only lost their labels."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import kopf
 
@@ -26,10 +26,11 @@ from twinpool.operator.shell.lease import Leadership, LeaseTimes
 from twinpool.operator.shell.loop import Reconciler
 from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.observe import Memory
+from twinpool.operator.shell.placer import Placer
 from twinpool.operator.shell.questions import EngineLives, RouterBooks
 from twinpool.operator.shell.queue import WorkQueue
 from twinpool.operator.shell.recorder import Recorder
-from twinpool.operator.shell.selfcheck import problem
+from twinpool.operator.shell.selfcheck import problem, sees_nodes
 from twinpool.operator.shell.streams import SILENT_AFTER, Streams
 from twinpool.operator.shell.watch import Cache, PoolKey, watch_registry, watch_settings
 
@@ -84,6 +85,7 @@ class Operator:
         recorder = Recorder(cluster, options.identity)
         executor = Executor(cluster, self._leadership, self._memory, metrics, recorder)
         self._books, self._lives = RouterBooks(self._queue.add), EngineLives(self._queue.add)
+        self._placer = Placer(cluster, self._cache, self._leadership, options.settings.topology, self._queue.add)
         self._reconciler = Reconciler(
             self._cache,
             self._queue,
@@ -96,6 +98,7 @@ class Operator:
             self._lives,
             journal=self._journal,
             complaints=Complaints(cluster),
+            placer=self._placer,
         )
         metrics.queue_depth.set_function(lambda: len(self._queue))
         metrics.queue_age.set_function(self._queue.age)
@@ -109,23 +112,32 @@ class Operator:
         _stop_on_signals(stop)
         try:
             if await self._can_begin(stop):
+                await self._look_around()
                 await self._run_until(stop)
         finally:
             await runner.cleanup()
 
+    async def _look_around(self) -> None:
+        """Find out whether nodes can be chosen here; an operator of one namespace knows nothing of the others."""
+        seen = not self._options.namespace and await sees_nodes(self._cluster)
+        if not seen:
+            _log.warning("nodes are left to kube-scheduler: they may not be read, or only one namespace is served")
+        self._reconciler.settings = replace(self._options.settings, sees_nodes=seen)
+
     async def _run_until(self, stop: asyncio.Event) -> None:
         workers = [asyncio.create_task(self._reconciler.work(), name=f"worker-{n}") for n in range(WORKERS)]
         lease = asyncio.create_task(self._leadership.run(), name="lease")
+        placer = asyncio.create_task(self._placer.run(), name="placer")
         audit = asyncio.create_task(self._complete_then_audit(), name="audit")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         ended = asyncio.Event()
         watching = asyncio.create_task(self._watch(stop, ended), name="watches")
         try:
-            tasks = [*workers, lease, audit, stopping, watching]
+            tasks = [*workers, lease, placer, audit, stopping, watching]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             failed = [task for task in done if task is not stopping]
         finally:
-            await self._stop(workers, lease, audit)
+            await self._stop(workers, lease, placer, audit)
             stopping.cancel()
             ended.set()
             with contextlib.suppress(asyncio.CancelledError):
@@ -193,6 +205,7 @@ class Operator:
         if not ours:
             self._books.forget_all()
             self._lives.forget_all()
+            self._placer.forget_all()
         if ours and self._synced:
             self._look_at_all()
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.crd import custom_resource_definition
-from twinpool.operator.logic.rights import LEASE_RIGHTS, RIGHTS, Right, attributes, in_words, missing_fields
+from twinpool.operator.logic.rights import (
+    LEASE_RIGHTS,
+    PLACEMENT_RIGHTS,
+    RIGHTS,
+    Right,
+    attributes,
+    in_words,
+    missing_fields,
+)
 from twinpool.operator.shell.cluster import ApiRefused
 
 if TYPE_CHECKING:
@@ -38,6 +46,16 @@ async def problem(cluster: Cluster, namespace: str, lease_namespace: str, lease_
         return await _crd_age(cluster)
     except ApiRefused as error:
         return crd_problem(error)
+
+
+async def sees_nodes(cluster: Cluster) -> bool:
+    """Return whether we may do in the whole cluster what choosing nodes takes."""
+    questions = [attributes(right, verb, "") for right in PLACEMENT_RIGHTS for verb in right.verbs]
+    try:
+        return all([await cluster.allowed(what) for what in questions])
+    except ApiRefused as error:
+        _log.warning("whether nodes may be read cannot be checked: %s", error)
+        return False
 
 
 def crd_problem(error: ApiRefused) -> str:

@@ -157,3 +157,15 @@ class Assignment:
 
     places: Places
     short: Mapping[str, Shortfall] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was decided about one group: a node for each rank, or why there is none yet.
+
+    ``pods`` are the uids of the pods that it is about; others under the same names need another decision.
+    """
+
+    nodes: tuple[str, ...] = ()
+    short: Shortfall | None = None
+    pods: frozenset[str] = frozenset()

@@ -1,0 +1,217 @@
+"""Nodes chosen by the operator: whole groups on nodes that belong together, or the reason why not."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from twinpool.core import protocol
+from twinpool.demo.phases import Phases
+from twinpool.demo.scenario import condition, install_twinpool, pool
+from twinpool.localcluster import cluster as clusters
+from twinpool.localcluster.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from twinpool.localcluster.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+NAME = "near"
+CLIQUE = "nvidia.com/gpu.clique"
+#: One replica on two nodes of two GPUs, all of which share every layer.
+WIDE: dict[str, Any] = {
+    "parallelism": {"tensor": 4},
+    "resources": {"gpu": {"perNode": 2}},
+    "drainTimeout": "1s",
+    # The simulated engine needs no GPU; these pods ask for some, so that they are placed as others would be.
+    "podTemplate": {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]}},
+}
+MANIFEST: dict[str, Any] = {
+    "apiVersion": protocol.API_VERSION,
+    "kind": protocol.KIND,
+    "metadata": {"name": NAME},
+    "spec": {"model": {"name": "tiny"}, "engine": {"kind": "simulated"}, "decode": WIDE, "placement": {}},
+}
+
+
+@pytest.fixture(scope="module")
+def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster of four nodes with two GPUs each, two to an NVLink domain and rack."""
+    if request.config.getoption("--cluster") == "external":
+        pytest.skip("the nodes' labels must be ours")
+    request.getfixturevalue("binaries")
+    file: Path = tmp_path_factory.mktemp("nodes") / "nodes.yaml"
+    nodes = [
+        {
+            "name": f"node-{letter}",
+            "gpus": 2,
+            "labels": {CLIQUE: f"c{index // 2}", "network.topology.nvidia.com/leaf": f"r{index // 2}"},
+        }
+        for index, letter in enumerate("abcd")
+    ]
+    file.write_text(yaml.safe_dump({"nodes": nodes}))
+    name = next(name for i in itertools.count() if clusters.is_free(name := f"test-placement-{i}"))
+    with clusters.running(name, nodes=file) as local:
+        install_twinpool(local, Phases(io.StringIO()))
+        yield local
+
+
+class Pool:
+    """The pool of a test, in a namespace of its own."""
+
+    def __init__(self, cluster: LocalCluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+
+    def kubectl(self, *arguments: str, **options: Any) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *arguments, **options).stdout
+
+    def apply(self, spec: dict[str, Any] | None = None) -> None:
+        manifest = copy.deepcopy(MANIFEST)
+        manifest["spec"] |= spec or {}
+        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(manifest))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the worker pods that are to stay, by name."""
+        selector = f"{protocol.LABEL_POOL}={NAME},{protocol.LABEL_ROLE}=decode"
+        items = self.cluster.json("-n", self.namespace, "get", "pods", "-l", selector)["items"]
+        live = [item for item in items if not item["metadata"].get("deletionTimestamp")]
+        return sorted(live, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        return condition(pool(self.cluster, self.namespace, NAME), kind)
+
+    def ready(self) -> bool:
+        return self.condition("Ready").get("status") == "True"
+
+    def short(self) -> dict[str, Any] | None:
+        found = self.condition("Placed")
+        return found if found.get("status") == "False" else None
+
+    def occupy(self, node: str, gpus: int, **spec: Any) -> str:
+        """Start a pod of somebody else on a node, and return its name."""
+        container = {
+            "name": "other",
+            "image": "twinpool/worker:dev",
+            "command": ["sleep", "3600"],
+            "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
+        }
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"other-{node}"},
+            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container], **spec},
+        }
+        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(body))
+        return f"other-{node}"
+
+
+@pytest.fixture
+def near(labelled: LocalCluster) -> Iterator[Pool]:
+    with labelled.fresh_namespace() as namespace:
+        found = Pool(labelled, namespace)
+        yield found
+        found.kubectl("delete", "tpool", NAME, "--ignore-not-found")
+        wait_until(lambda: not found.workers(), 90, "its pods are gone")
+
+
+def nodes(pods: list[dict[str, Any]]) -> list[str]:
+    return [pod["spec"].get("nodeName", "") for pod in pods]
+
+
+def events(near: Pool) -> str:
+    return near.kubectl("get", "events", "--field-selector", "reason=FailedScheduling", "-o", "name")
+
+
+def test_a_group_goes_whole_into_one_nvlink_domain(near: Pool) -> None:
+    near.apply()
+    wait_until(near.ready, 120, "the pool serves")
+    placed = near.workers()
+    assert sorted(nodes(placed)) in (["node-a", "node-b"], ["node-c", "node-d"])
+    for pod in placed:
+        terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert pod["spec"]["nodeName"] in json.dumps(terms), "kube-scheduler binds as planned"
+        assert not pod["spec"].get("schedulingGates")
+    assert not events(near)
+    assert pool(near.cluster, near.namespace, NAME)["status"]["placement"] == "pin"
+    assert near.condition("Placed")["status"] == "True"
+
+
+def test_two_groups_take_a_domain_each(near: Pool) -> None:
+    near.apply({"decode": {**WIDE, "replicas": 2}})
+    wait_until(near.ready, 120, "the pool serves")
+    wait_until(lambda: len([node for node in nodes(near.workers()) if node]) == 4, 60, "every pod has a node")
+    groups: dict[str, set[str]] = {}
+    for pod in near.workers():
+        groups.setdefault(pod["metadata"]["labels"][protocol.LABEL_GROUP], set()).add(pod["spec"]["nodeName"])
+    assert sorted(map(sorted, groups.values())) == [["node-a", "node-b"], ["node-c", "node-d"]]
+    assert not events(near)
+
+
+def test_a_torn_domain_is_explained_and_used_once_it_is_whole(near: Pool) -> None:
+    others = [near.occupy(node, 1) for node in ("node-b", "node-d")]
+    near.apply()
+    said = wait_until(near.short, 60, "the pool says what is short")
+    assert said["reason"] in ("TopologyUnmet", "NotEnoughFree")
+    assert "NVLink domain" in said["message"]
+    assert f"held by {near.namespace}/other-node-" in said["message"]
+    pods = near.workers()
+    assert all(pod["spec"]["schedulingGates"] == [{"name": protocol.PLACEMENT_GATE}] for pod in pods)
+    assert not events(near), "nobody asked kube-scheduler for what cannot be"
+    near.kubectl("delete", "pod", others[0], "--wait=false")
+    wait_until(near.ready, 120, "the pool serves")
+    assert sorted(nodes(near.workers())) == ["node-a", "node-b"]
+
+
+def test_a_pod_that_no_node_can_hold_is_shown_to_autoscalers(near: Pool) -> None:
+    small = {**WIDE, "parallelism": {"tensor": 2}, "scheduling": {"nodeSelector": {"made-for": near.namespace}}}
+    near.apply({"decode": small})
+    wait_until(lambda: events(near), 60, "kube-scheduler says that the pod is unschedulable")
+    assert not near.workers()[0]["spec"].get("schedulingGates")
+    near.cluster.kubectl("label", "node", "node-c", f"made-for={near.namespace}")
+    try:
+        wait_until(near.ready, 120, "the node that came is used")
+        assert nodes(near.workers()) == ["node-c"]
+    finally:
+        near.cluster.kubectl("label", "node", "node-c", "made-for-")
+
+
+def test_a_race_that_was_lost_is_run_again(near: Pool) -> None:
+    """What only kube-scheduler knows stands for a race: a pod of somebody else that wants no worker beside it."""
+    alone = {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"labelSelector": {"matchLabels": {protocol.LABEL_POOL: NAME}}, "topologyKey": CLIQUE}
+        ]
+    }
+    others = [near.occupy(node, 0, affinity={"podAntiAffinity": alone}) for node in ("node-a", "node-c")]
+    near.apply()
+    first = wait_until(lambda: [pod["metadata"]["uid"] for pod in near.workers()] or None, 60, "there are pods")
+    wait_until(lambda: events(near), 60, "kube-scheduler refuses the node")
+
+    def others_now() -> bool:
+        now = {pod["metadata"]["uid"] for pod in near.workers()}
+        return len(now) == 2 and not now.intersection(first)
+
+    wait_until(others_now, 90, "the whole group is made anew")
+    near.kubectl("delete", "pod", *others, "--wait=false")
+    wait_until(near.ready, 180, "the pool serves")
+    assert sorted(nodes(near.workers())) in (["node-a", "node-b"], ["node-c", "node-d"])
+
+
+def test_without_pinning_kube_scheduler_is_told_what_is_wished_for(near: Pool) -> None:
+    near.apply({"placement": {"mode": "affinity"}})
+    wait_until(near.ready, 120, "the pool serves")
+    assert pool(near.cluster, near.namespace, NAME)["status"]["placement"] == "affinity"
+    wishes = near.workers()[0]["spec"]["affinity"]
+    keys = json.dumps(wishes)
+    assert CLIQUE in keys
+    assert protocol.LABEL_GROUP in keys
+    assert len({node[-1] in "ab" for node in nodes(near.workers())}) == 1, "both pods are in one domain"

@@ -1,0 +1,141 @@
+"""Deciding about nodes for all pools at once, while pods wait for one: reads the cluster, decides, tells the pools.
+
+Nodes and other people's pods are read only then, and again after a growing pause while something is short: a watch on
+every pod of a large cluster would cost all the time what is needed for seconds. Only the leader decides, in one place,
+so two pools never get one GPU. What was read is old by the time that it is used; kube-scheduler has the last word, and
+a group that lost a race is decided about again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from twinpool.operator.logic.groups import Group, groups
+from twinpool.operator.logic.observed import Observed
+from twinpool.operator.logic.pinning import claimed
+from twinpool.operator.logic.placement import reading
+from twinpool.operator.logic.placement.ledger import Claim, Ledger, decide
+from twinpool.operator.shell.cluster import ApiRefused
+from twinpool.operator.shell.observe import read_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from twinpool.core.topology import Topology
+    from twinpool.operator.logic.placement.model import Verdict
+    from twinpool.operator.shell.cluster import Cluster
+    from twinpool.operator.shell.lease import Leadership
+    from twinpool.operator.shell.watch import Cache, PoolKey
+
+_log = logging.getLogger(__name__)
+
+#: Seconds to wait for more pods of the same change before deciding.
+GATHER = 0.2
+#: Seconds from one look at a short cluster to the next: doubled each time, up to the longest.
+SHORTEST, LONGEST = 2.0, 30.0
+
+#: Pods that hold nothing any more are not sent.
+_HOLDING = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+
+
+class Placer:
+    """Keeps the last decisions; ``decided`` is called with every pool whose decisions changed."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        leadership: Leadership,
+        topology: Topology,
+        decided: Callable[[PoolKey], None],
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._leadership = leadership
+        self._topology = topology
+        self._decided = decided
+        self._woken = asyncio.Event()
+        self._ledger = Ledger({}, {})
+        self._pause = SHORTEST
+        self._told: set[str] = set()
+
+    def wake(self) -> None:
+        """Decide soon: a pod waits for a node."""
+        self._pause = SHORTEST
+        self._woken.set()
+
+    def verdicts(self, key: PoolKey) -> Mapping[str, Verdict]:
+        """Return what was decided about a pool's groups, by their names in the pool's namespace."""
+        start = f"{key[0]}/"
+        return {name[len(start) :]: found for name, found in self._ledger.verdicts.items() if name.startswith(start)}
+
+    def forget_all(self) -> None:
+        """Forget every decision: another operator leads."""
+        self._ledger = Ledger({}, {})
+
+    async def run(self) -> None:
+        """Decide whenever something waits, until cancelled."""
+        while True:
+            await self._leadership.held.wait()
+            short = any(verdict.short for verdict in self._ledger.verdicts.values())
+            try:
+                async with asyncio.timeout(self._pause if short else None):
+                    await self._woken.wait()
+                    await asyncio.sleep(GATHER)
+            except TimeoutError:
+                self._pause = min(2 * self._pause, LONGEST)
+            self._woken.clear()
+            try:
+                await self._decide()
+            except ApiRefused as error:
+                _log.warning("nodes and pods cannot be read for placement: %s; trying again in %.0f s", error, LONGEST)
+                await asyncio.sleep(LONGEST)
+                self._woken.set()
+
+    async def _decide(self) -> None:
+        claims = self._claims()
+        before = self._ledger
+        if not any(claim.waits for _, claim in claims):
+            self._ledger = Ledger({}, {})
+            return
+        nodes = [reading.node(body) async for page in self._cluster.pages("Node", {}) for body in page]
+        pods = [reading.held(body) async for page in self._cluster.pages("Pod", _HOLDING) for body in page]
+        made = await asyncio.to_thread(
+            decide, [claim for _, claim in claims], before.promises, nodes, [pod for pod in pods if pod], self._topology
+        )
+        self._ledger = made
+        self._tell(made)
+        for key in sorted({key for key, claim in claims if _differs(before, made, claim)}):
+            self._decided(key)
+
+    def _claims(self) -> list[tuple[PoolKey, Claim]]:
+        """Return the groups of all pools whose nodes are ours to choose; a pool that cannot be read has none."""
+        found = []
+        for key in self._cache.pools():
+            body = self._cache.pool(key)
+            if body is None or not body["spec"].get("placement"):
+                continue
+            try:
+                pool = read_pool(body)
+            except ValueError:
+                continue
+            observed = Observed(pool, tuple(self._cache.children(key)), self._cache.pods(key))
+            found += [(key, Claim(pool, group)) for group in _own(observed)]
+        return found
+
+    def _tell(self, made: Ledger) -> None:
+        """Log what is wrong with nodes' labels, once."""
+        for text in made.complaints:
+            if text not in self._told:
+                _log.warning("topology: %s", text)
+        self._told = set(made.complaints)
+
+
+def _own(observed: Observed) -> list[Group]:
+    return claimed(groups(observed))
+
+
+def _differs(before: Ledger, made: Ledger, claim: Claim) -> bool:
+    return before.verdicts.get(claim.name) != made.verdicts.get(claim.name)
