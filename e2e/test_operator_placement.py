@@ -107,7 +107,7 @@ class Pool:
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": f"other-{node}"},
+            "metadata": {"name": f"other-{node}", "labels": {"app": "other"}},
             "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container], **spec},
         }
         self.kubectl("apply", "-f", "-", input=yaml.safe_dump(body))
@@ -120,7 +120,8 @@ def near(labelled: LocalCluster) -> Iterator[Pool]:
         found = Pool(labelled, namespace)
         yield found
         found.kubectl("delete", "tpool", NAME, "--ignore-not-found")
-        wait_until(lambda: not found.workers(), 90, "its pods are gone")
+        found.kubectl("delete", "pods", "-l", "app=other", "--ignore-not-found")
+        wait_until(lambda: not found.kubectl("get", "pods", "-o", "name"), 90, "its pods are gone")
 
 
 def nodes(pods: list[dict[str, Any]]) -> list[str]:

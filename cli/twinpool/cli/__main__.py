@@ -17,6 +17,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from twinpool.cli.crd import check_fresh, crd_yaml
+from twinpool.cli.placement import explain, plan
 from twinpool.cli.rollout import app as rollout
 from twinpool.cli.validate import validate as validate_stream
 from twinpool.core.errors import TwinpoolError
@@ -27,6 +28,8 @@ app = App(
     version=version("twinpool"),
 )
 app.command(rollout)
+app.command(plan)
+app.command(explain)
 
 
 @app.command

@@ -34,7 +34,7 @@ def observe(kubectl: Kubectl, name: str) -> tuple[Observed, dict[str, Any]]:
 
 def with_manifest(kubectl: Kubectl, file: Path) -> Observed:
     """Return what belongs to the pool of a manifest, as if the manifest had been applied just now."""
-    wanted = _from_file(file)
+    wanted = from_file(file)
     try:
         observed, _ = observe(kubectl, wanted.metadata.name)
     except KubectlFailed as error:
@@ -45,7 +45,14 @@ def with_manifest(kubectl: Kubectl, file: Path) -> Observed:
     return Observed(edited, observed.children, observed.pods)
 
 
-def _from_file(file: Path) -> InferencePool:
+def from_file(file: Path) -> InferencePool:
+    """Return the one pool of a manifest.
+
+    Raises
+    ------
+    TwinpoolError
+        When the file cannot be read, holds another number of pools, or one that does not fit the API types.
+    """
     try:
         documents = [item for item in yaml.safe_load_all(file.read_text()) if isinstance(item, dict)]
     except (OSError, yaml.YAMLError) as error:

@@ -43,7 +43,7 @@ def test_no_node_matches() -> None:
         ({GPU: 8}, "no node has 8 GPUs for one pod; the largest of 1 that match has 4 GPUs"),
         (
             {GPU: 1, "memory": 3 * 2**30},
-            "no node has 3Gi memory for one pod; the largest of 1 that match has 2Gi memory",
+            "no node has 3Gi of memory for one pod; the largest of 1 that match has 2Gi of memory",
         ),
         ({GPU: 1, "cpu": 2500}, "no node has 2.5 CPU for one pod; the largest of 1 that match has 0 CPU"),
         ({GPU: 1, "rdma/hca": 1}, "no node has 1 rdma/hca for one pod; the largest of 1 that match has 0 rdma/hca"),
@@ -58,7 +58,7 @@ def test_no_node_is_large_enough(amounts: dict[str, int], words: str) -> None:
 def test_amounts_that_are_there_but_on_different_nodes() -> None:
     nodes = [Node("n1", {}, {GPU: 8}), Node("n2", {}, {"memory": 2**31})]
     found = short(one(amounts={GPU: 8, "memory": 2**31}), nodes)
-    assert found.message == "no node has 2Gi memory for one pod; the largest of 2 that match has 2Gi memory"
+    assert found.message == "no node has 2Gi of memory for one pod; the largest of 2 that match has 2Gi of memory"
 
 
 def test_nodes_that_take_no_new_pods() -> None:
@@ -81,9 +81,7 @@ def test_nodes_that_take_no_new_pods() -> None:
 def test_gpus_that_others_hold_are_named_with_their_holder() -> None:
     found = short(one(), [node("n1", "b1", "r7", "c1", 8, held=2), node("n2", "b1", "r7", "c1", 8, held=5)])
     assert found.reason == "Fragmented"
-    assert "NVLink domain c1: the best node, n1, has room for 0 of 1 pods of 8 GPUs; 6 GPUs of 8 GPUs free" in str(
-        found
-    )
+    assert "NVLink domain c1: the best node, n1, has room for 0 of 1 pods of 8 GPUs; 6 of 8 GPUs free" in str(found)
     assert "2 GPUs held by other/n1" in found.message
     assert "9 GPUs are free, but in pieces" in found.message
 
@@ -93,8 +91,7 @@ def test_groups_of_our_own_hold_too() -> None:
     found = short(groups, [node("n1", "b1", "r1", None, 8)])
     assert found.reason == "NotEnoughFree"
     assert found.message == (
-        "rack r1: the best node, n1, has room for 0 of 1 pods of 8 GPUs; 0 GPUs of 8 GPUs free; "
-        "8 GPUs held by ns/p-decode-0"
+        "rack r1: the best node, n1, has room for 0 of 1 pods of 8 GPUs; 0 of 8 GPUs free; 8 GPUs held by ns/p-decode-0"
     )
 
 
@@ -105,7 +102,7 @@ def test_a_tensor_unit_needs_one_nvlink_domain() -> None:
     assert found.in_vain
     assert found.message == (
         "rack r1: the best NVLink domain, c0, has room for 2 of 3 pods of 8 GPUs that share every layer; "
-        "16 GPUs of 16 GPUs free"
+        "16 of 16 GPUs free"
     )
     assert found.remedy == "free or add nodes in one NVLink domain, or loosen the pool's placement"
     assert not place(
@@ -135,7 +132,7 @@ def test_a_group_without_gpus_says_what_it_asks_for() -> None:
         [plain],
     )
     assert found.message == (
-        "the best node, n1, has room for 0 of 1 pods of 0.6 CPU; 0.4 CPU of 1 CPU free; 0.6 CPU held by ns/g"
+        "the best node, n1, has room for 0 of 1 pods of 0.6 CPU; 0.4 of 1 CPU free; 0.6 CPU held by ns/g"
     )
     found = short([Gang(f"ns/{name}", "ns/p", "decode", amounts={"pods": 1}) for name in "ab"], [plain])
     assert "pods of any size" in found.message

@@ -17,7 +17,7 @@ from twinpool.operator.logic.placement.place import place
 from twinpool.operator.logic.placement.tree import Tree, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from twinpool.core.spec import InferencePool
     from twinpool.core.topology import Topology
@@ -81,7 +81,7 @@ def decide(
     """Return the nodes of every group that waits; ``nodes`` and ``pods`` are all of the cluster."""
     ordered = sorted(claims, key=_age)
     ours = {pod.uid for claim in ordered for pod in claim.pods if pod.node or pod.pinned}
-    seen = _with_holders(nodes, pods, ours)
+    seen = with_holders(nodes, pods, ours)
     domains = tree(topology, seen)
     groups: list[Gang] = []
     placed: dict[str, tuple[str, ...]] = {}
@@ -101,8 +101,8 @@ def decide(
     return Ledger(verdicts, kept, told)
 
 
-def _with_holders(nodes: Iterable[Node], pods: Iterable[Held], ours: set[str]) -> list[Node]:
-    """Return the nodes with what all pods hold on them but ours, which are counted by group."""
+def with_holders(nodes: Iterable[Node], pods: Iterable[Held], ours: Collection[str]) -> list[Node]:
+    """Return the nodes with what all pods hold on them but ``ours`` (uids), which are counted by group."""
     holders: dict[str, list[Holder]] = {}
     for pod in pods:
         if pod.uid not in ours:

@@ -93,7 +93,7 @@ def _not_enough(board: Board, gang: Gang, nodes: list[Node]) -> Shortfall:
     best = "the cluster" if level == 0 else f"the best {_word(board, tree.level[domain])}, {tree.name[domain]},"
     text = (
         f"{where}{best} has room for {shape.slots[domain]} of {size} pods of {_each(gang)}{whose}; "
-        f"{_amount(resource, free)} of {_amount(resource, have)} free"
+        f"{_number(resource, free)} of {_amount(resource, have)} free"
     )
     if held := _held(board, members, resource):
         text += f"; {held}"
@@ -155,13 +155,19 @@ def _each(gang: Gang) -> str:
 
 def _amount(resource: str, amount: int) -> str:
     """Return an amount as people write it."""
+    return f"{_number(resource, amount)}{_unit(resource, amount)}"
+
+
+def _number(resource: str, amount: int) -> str:
     if resource == "cpu":
-        return f"{amount / 1000:g} CPU"
-    if resource == "memory":
-        return f"{amount / 2**30:.4g}Gi memory"
+        return f"{amount / 1000:g}"
+    return f"{amount / 2**30:.4g}Gi" if resource == "memory" else str(amount)
+
+
+def _unit(resource: str, amount: int) -> str:
     if resource.endswith("/gpu"):
-        return f"{amount} GPU{'' if amount == 1 else 's'}"
-    return f"{amount} {resource}"
+        return " GPU" if amount == 1 else " GPUs"
+    return {"cpu": " CPU", "memory": " of memory"}.get(resource, f" {resource}")
 
 
 def _word(board: Board, level: int) -> str:

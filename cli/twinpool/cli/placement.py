@@ -1,0 +1,263 @@
+"""``twinpool plan`` and ``twinpool explain --placement``: where groups go, before and after, and what that costs.
+
+Both ask the operator's own decision, with nodes of a file or of a cluster. What they foresee is right as long as nobody
+else takes a node in between.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import yaml
+from cyclopts import Parameter
+
+from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.pools import from_file, observe, with_manifest
+from twinpool.core import protocol
+from twinpool.core.errors import TwinpoolError
+from twinpool.core.placement import Placement
+from twinpool.core.topology import AUTO, Weights, preset
+from twinpool.operator.logic.actions import Apply
+from twinpool.operator.logic.groups import Group, groups
+from twinpool.operator.logic.observed import Observed, PodView, read_child
+from twinpool.operator.logic.placement import reading
+from twinpool.operator.logic.placement.ledger import Claim, decide, whole, with_holders
+from twinpool.operator.logic.placement.model import Assignment, Node, Shortfall
+from twinpool.operator.logic.placement.place import place
+from twinpool.operator.logic.placement.score import Score, score
+from twinpool.operator.logic.placement.tree import Tree, tree
+from twinpool.operator.logic.plan import plan as operator_plan
+from twinpool.operator.logic.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from twinpool.core.topology import Topology
+    from twinpool.operator.logic.placement.reading import Held
+
+Output = Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"], help="text or json.")]
+TopologyName = Annotated[str, Parameter(help="Preset of node labels, as the operator's --topology.")]
+
+#: What each term of the objective is about, in the order in which they are shown.
+_TERMS = {
+    "handoff": "KV cache between prefill and decode",
+    "pair": "KV cache that leaves the level of pair",
+    "tensor": "tensor-parallel units over several nodes",
+    "span": "groups over several nodes",
+    "spread": "groups of a role that would fail together",
+    "stranded": "free GPUs that no large group can use",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The nodes of a cluster, and what pods hold on them."""
+
+    nodes: list[Node]
+    pods: list[Held]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where groups lie, or why not, and what that is worth."""
+
+    claims: Sequence[Claim]
+    places: Mapping[str, tuple[str, ...]]
+    short: Mapping[str, Shortfall]
+    score: Score
+    domains: Tree
+
+
+def plan(
+    *,
+    file: Annotated[Path, Parameter(name=["--file", "-f"], help="Manifest of the pool.")],
+    nodes: Annotated[
+        Path | None,
+        Parameter(help="Nodes (and pods) from `kubectl get nodes,pods -A -o yaml`, instead of a cluster's."),
+    ] = None,
+    namespace: Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool.")] = "",
+    context: Annotated[str, Parameter(help="Context of the kubeconfig.")] = "",
+    topology: TopologyName = AUTO,
+    output: Output = "text",
+) -> int:
+    """Show which rank of which group of a pool would go to which node, what that costs, and what is short.
+
+    Exit code 1: a group has no place.
+    """
+    kubectl = Kubectl(namespace, context)
+    observed = Observed(from_file(file)) if nodes else with_manifest(kubectl, file)
+    seen = _from_file(nodes) if nodes else _from_cluster(kubectl)
+    chosen = observed.pool.spec.placement is not None
+    layout = foreseen(observed, seen, preset(topology))
+    if output == "json":
+        sys.stdout.write(json.dumps(as_json(observed, layout)) + "\n")
+    else:
+        if not chosen:
+            sys.stdout.write("the pool leaves its nodes to kube-scheduler; with `placement: {}` they would be:\n")
+        _write(layout)
+    return 1 if layout.short else 0
+
+
+def explain(
+    pool: Annotated[str, Parameter(help="Name of the pool.")],
+    *,
+    placement: Annotated[bool, Parameter(help="Say where its groups are and why.")],
+    namespace: Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool.")] = "",
+    context: Annotated[str, Parameter(help="Context of the kubeconfig.")] = "",
+    topology: TopologyName = AUTO,
+    output: Output = "text",
+) -> int:
+    """Tell where the groups of a running pool are, why pending ones wait, and how good that is beside the best layout.
+
+    The best layout is what would be chosen if the pool were placed anew among all others; nothing is moved.
+    """
+    if not placement:
+        raise TwinpoolError("nothing was asked for", "give --placement")
+    kubectl = Kubectl(namespace, context)
+    observed = observe(kubectl, pool)[0]
+    seen = _from_cluster(kubectl)
+    now, best = compared(observed, seen, preset(topology))
+    if output == "json":
+        sys.stdout.write(json.dumps({**as_json(observed, now), "best": best.score.total}) + "\n")
+    else:
+        _write(now)
+        saved = now.score.total - best.score.total
+        words = f"placed anew it could be {best.score.total:.2f}" if saved > 1e-6 else "no better layout was found"
+        sys.stdout.write(f"now {now.score.total:.2f}; {words}\n")
+    return 0
+
+
+def foreseen(observed: Observed, seen: Seen, topology: Topology) -> Layout:
+    """Return where the groups lie that a pool has and is about to get, as the operator would decide it now."""
+    pool = observed.pool
+    if pool.spec.placement is None:
+        pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"placement": Placement()})})
+        observed = replace(observed, pool=pool)
+    existing = [Claim(pool, group) for group in groups(observed) if not group.retired]
+    claims = [*existing, *_coming(observed, {claim.group.name for claim in existing}, topology)]
+    ledger = decide(claims, {}, seen.nodes, seen.pods, topology)
+    places = {name: found.nodes for name, found in ledger.verdicts.items() if found.nodes}
+    places |= {claim.name: where for claim in existing if (where := _where(claim))}
+    short = {name: found.short for name, found in ledger.verdicts.items() if found.short}
+    return _layout(claims, Assignment(places, short), seen, topology)
+
+
+def compared(observed: Observed, seen: Seen, topology: Topology) -> tuple[Layout, Layout]:
+    """Return where a pool's groups lie, and where they would lie if they were placed anew."""
+    claims = [Claim(observed.pool, group) for group in groups(observed) if not group.retired]
+    there = {claim.name: where for claim in claims if (where := _where(claim))}
+    own = {pod.uid for claim in claims for pod in claim.pods}
+    others = Seen(seen.nodes, [pod for pod in seen.pods if pod.uid not in own])
+    gangs = [whole(claim) for claim in claims]
+    wants = {gang.pool: reading.constraints(observed.pool) for gang in gangs}
+    pending = place(gangs, _held(others), there, topology, wants).short
+    now = Assignment(there, pending)
+    anew = place([gang for gang in gangs if gang.name in there], _held(others), {}, topology, wants)
+    return _layout(claims, now, others, topology), _layout(claims, anew, others, topology)
+
+
+def _coming(observed: Observed, known: set[str], topology: Topology) -> list[Claim]:
+    """Return the groups that the operator would make now, with the pods that they would have."""
+    found = []
+    for action in operator_plan(observed, Settings(topology=topology, sees_nodes=True), 0.0).actions:
+        if isinstance(action, Apply) and action.kind == "StatefulSet" and action.name not in known:
+            child = replace(read_child("StatefulSet", action.body), created=float("inf"))
+            (made,) = groups(Observed(observed.pool, (child,)))
+            found.append(Claim(observed.pool, replace(made, pods=_gated(made))))
+    return found
+
+
+def _gated(group: Group) -> tuple[PodView, ...]:
+    gates = (protocol.PLACEMENT_GATE,)
+    names = [f"{group.name}-{rank}" for rank in range(group.size)]
+    return tuple(
+        PodView(name, group.role, group.name, uid=name, rank=rank, scheduling_gates=gates)
+        for rank, name in enumerate(names)
+    )
+
+
+def _where(claim: Claim) -> tuple[str, ...]:
+    """Return the nodes of a group by rank, empty as long as any is missing."""
+    fixed = claim.fixed
+    return tuple(fixed[rank] for rank in sorted(fixed)) if len(fixed) == claim.group.size else ()
+
+
+def _layout(claims: Sequence[Claim], found: Assignment, seen: Seen, topology: Topology) -> Layout:
+    domains = tree(topology, _held(seen))
+    places = {name: nodes for name, nodes in found.places.items() if all(node in domains.number for node in nodes)}
+    gangs = [whole(claim) for claim in claims]
+    wants = {gang.pool: reading.constraints(claim.pool) for gang, claim in zip(gangs, claims, strict=True)}
+    return Layout(claims, places, found.short, score(gangs, places, domains, wants, Weights()), domains)
+
+
+def _held(seen: Seen) -> list[Node]:
+    return with_holders(seen.nodes, seen.pods, frozenset())
+
+
+def _from_cluster(kubectl: Kubectl) -> Seen:
+    found = kubectl.get("nodes")["items"], kubectl.get("pods", "--all-namespaces")["items"]
+    return _seen([*found[0], *found[1]])
+
+
+def _from_file(path: Path) -> Seen:
+    try:
+        documents = [item for item in yaml.safe_load_all(path.read_text()) if isinstance(item, dict)]
+    except (OSError, yaml.YAMLError) as error:
+        raise TwinpoolError(f"{path} cannot be read: {error}", "give what `kubectl get nodes -o yaml` prints") from None
+    items = [item for document in documents for item in document.get("items") or [document]]
+    seen = _seen(items)
+    if not seen.nodes:
+        raise TwinpoolError(f"{path} holds no nodes", "give what `kubectl get nodes -o yaml` prints")
+    return seen
+
+
+def _seen(items: Sequence[dict[str, Any]]) -> Seen:
+    pods = [reading.held(item) for item in items if item.get("kind") == "Pod"]
+    return Seen([reading.node(item) for item in items if item.get("kind") == "Node"], [pod for pod in pods if pod])
+
+
+def as_json(observed: Observed, layout: Layout) -> dict[str, Any]:
+    """Return a layout for machines: nodes and their domains by rank, the objective term by term, what is short."""
+    return {
+        "pool": observed.pool.metadata.name,
+        "groups": [_group_json(claim, layout) for claim in layout.claims],
+        "objective": {**{term: getattr(layout.score, term) for term in _TERMS}, "total": layout.score.total},
+        "labels": [f"node {item.node} {item.problem}" for item in layout.domains.complaints],
+    }
+
+
+def _group_json(claim: Claim, layout: Layout) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": claim.group.name, "role": claim.group.role, "ranks": []}
+    for rank, node in enumerate(layout.places.get(claim.name, ())):
+        found["ranks"].append({"rank": rank, "node": node, "domains": _domains(node, layout)})
+    if short := layout.short.get(claim.name):
+        found["short"] = {"reason": short.reason, "message": short.message, "remedy": short.remedy}
+    return found
+
+
+def _domains(node: str, layout: Layout) -> dict[str, str]:
+    levels = layout.domains.topology.levels
+    chain = layout.domains.chain[layout.domains.number[node]][1:-1]
+    return {levels[layout.domains.level[at]].name: layout.domains.name[at] for at in chain}
+
+
+def _write(layout: Layout) -> None:
+    for claim in layout.claims:
+        nodes, short = layout.places.get(claim.name, ()), layout.short.get(claim.name)
+        if short:
+            sys.stdout.write(f"{claim.group.role} {claim.group.name}: no place: {short}\n")
+        elif not nodes:
+            sys.stdout.write(f"{claim.group.role} {claim.group.name}: not on nodes yet\n")
+        for rank, node in enumerate(nodes):
+            where = ", ".join(f"{level} {name}" for level, name in _domains(node, layout).items())
+            inside = f"  ({where})" if where else ""
+            sys.stdout.write(f"{claim.group.role} {claim.group.name} rank {rank}: {node}{inside}\n")
+    sys.stdout.write("what it costs, in GPUs worth nothing (docs/placement.md):\n")
+    for term, words in _TERMS.items():
+        sys.stdout.write(f"  {getattr(layout.score, term):8.2f}  {words}\n")
+    for item in layout.domains.complaints:
+        sys.stdout.write(f"node {item.node} {item.problem}: not used at level {item.level}\n")

@@ -1,0 +1,197 @@
+"""``twinpool plan`` and ``twinpool explain --placement``: the operator's own decision, before and after."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from twinpool.cli.__main__ import main
+from twinpool.cli.kubectl import Kubectl
+from twinpool.core import protocol
+from twinpool.core.spec import InferencePool
+from twinpool.operator.logic.actions import Apply
+from twinpool.operator.logic.observed import Observed
+from twinpool.operator.logic.plan import plan
+from twinpool.operator.logic.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC: dict[str, Any] = {
+    "model": {"name": "m"},
+    "prefill": {"parallelism": {"tensor": 8}},
+    "decode": {"parallelism": {"tensor": 16}},
+    "placement": {},
+}
+
+
+def manifest(**spec: Any) -> dict[str, Any]:
+    metadata = {"name": "llama", "namespace": "team", "uid": "u", "generation": 1}
+    body = {"apiVersion": protocol.API_VERSION, "kind": protocol.KIND, "metadata": metadata, "status": {}}
+    return {**body, "spec": {key: value for key, value in {**SPEC, **spec}.items() if value is not None}}
+
+
+def node(name: str, clique: str | None, gpus: str = "8") -> dict[str, Any]:
+    labels = {} if clique is None else {"nvidia.com/gpu.clique": clique}
+    status = {
+        "allocatable": {"nvidia.com/gpu": gpus, "pods": "100"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    return {"kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
+
+
+def pod(name: str, where: str, gpus: str) -> dict[str, Any]:
+    container = {"name": "x", "resources": {"limits": {"nvidia.com/gpu": gpus}}}
+    metadata = {"name": name, "namespace": "other", "uid": f"uid-{name}"}
+    return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": where, "containers": [container]}}
+
+
+NODES = [node(f"n{n}", f"c{n // 2}") for n in range(4)]
+
+
+class Files:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, name: str, *documents: Any) -> str:
+        path = self.folder / name
+        path.write_text(yaml.safe_dump_all(documents))
+        return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def test_a_plan_names_the_node_of_every_rank(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "-f", files("pool.yaml", manifest()), "--nodes", files("nodes.yaml", {"items": NODES})]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ranks = [line for line in lines if " rank " in line]
+    assert len(ranks) == 3
+    assert any(line.startswith("prefill llama-prefill-") for line in ranks)
+    assert all("(nvlink c" in line for line in ranks)
+    assert any("KV cache between prefill and decode" in line for line in lines)
+    assert main([*arguments, "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    decode = next(group for group in told["groups"] if group["role"] == "decode")
+    assert [entry["rank"] for entry in decode["ranks"]] == [0, 1]
+    assert len({entry["domains"]["nvlink"] for entry in decode["ranks"]}) == 1
+    assert told["objective"]["total"] == pytest.approx(sum(v for k, v in told["objective"].items() if k != "total"))
+
+
+def test_what_is_short_is_told_and_fails(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = files(
+        "nodes.yaml", *NODES[1:3], node("n9", None), pod("busy", "n9", "1"), {**pod("gone", "n1", "8"), "spec": {}}
+    )
+    assert main(["plan", "-f", files("pool.yaml", manifest()), "--nodes", nodes]) == 1
+    out = capsys.readouterr().out
+    assert "no place: the best NVLink domain" in out
+    assert "node n9 has no label" in out
+    assert main(["plan", "-f", files("pool.yaml", manifest()), "--nodes", nodes, "-o", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    (short,) = [group["short"] for group in told["groups"] if "short" in group]
+    assert short["reason"] == "TopologyUnmet"
+    assert any("n9" in text for text in told["labels"])
+
+
+def test_a_pool_that_does_not_ask_for_it_is_told_so(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = files("nodes.yaml", {"items": [node("n0", None)]})
+    pool = files("pool.yaml", manifest(placement=None, prefill=None, decode={"parallelism": {"tensor": 8}}))
+    assert main(["plan", "-f", pool, "--nodes", nodes]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("the pool leaves its nodes to kube-scheduler")
+    assert "rank 0: n0\n" in out
+
+
+@pytest.mark.parametrize(("name", "words"), [("none.yaml", "cannot be read"), ("empty.yaml", "holds no nodes")])
+def test_a_file_without_nodes_is_refused(
+    files: Files, capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    files("empty.yaml", {"kind": "Pod"})
+    assert main(["plan", "-f", files("pool.yaml", manifest()), "--nodes", str(files.folder / name)]) == 1
+    assert words in capsys.readouterr().err
+
+
+class Running:
+    """A pool whose groups are on nodes, as kubectl shows it."""
+
+    def __init__(self, places: dict[str, list[str]]) -> None:
+        self.stored = manifest()
+        self.items: list[dict[str, Any]] = []
+        observed = Observed(InferencePool.model_validate(self.stored))
+        for action in plan(observed, Settings(sees_nodes=True), 0.0).actions:
+            if isinstance(action, Apply) and action.kind == "StatefulSet":
+                body = dict(action.body)
+                role = body["metadata"]["labels"][protocol.LABEL_ROLE]
+                self.items.append(body)
+                for rank, where in enumerate(places.get(role, [])):
+                    self.items.append(self._pod(body, rank, where))
+
+    @staticmethod
+    def _pod(body: dict[str, Any], rank: int, where: str) -> dict[str, Any]:
+        template = body["spec"]["template"]
+        name = f"{body['metadata']['name']}-{rank}"
+        labels = {**template["metadata"]["labels"], protocol.LABEL_POD_INDEX: str(rank)}
+        spec = {key: value for key, value in template["spec"].items() if key != "schedulingGates"}
+        return {
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "team", "uid": name, "labels": labels},
+            "spec": {**spec, "nodeName": where},
+        }
+
+    def run(self, _: Kubectl, *arguments: str) -> str:
+        pods = [item for item in self.items if item["kind"] == "Pod"]
+        answers = {
+            "inferencepools.serving.twinpool.dev": self.stored,
+            "nodes": {"items": NODES},
+            "pods": {"items": [*pods, pod("busy", "n0", "1")]},
+        }
+        return json.dumps(answers.get(arguments[1], {"items": self.items}))
+
+
+def running(monkeypatch: pytest.MonkeyPatch, places: dict[str, list[str]]) -> None:
+    found = Running(places)
+    monkeypatch.setattr(Kubectl, "run", lambda kubectl, *arguments: found.run(kubectl, *arguments))
+
+
+def test_a_running_pool_is_compared_with_the_best_layout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running(monkeypatch, {"prefill": ["n1"], "decode": ["n2", "n3"]})
+    assert main(["explain", "llama", "--placement"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("no better layout was found")
+    running(monkeypatch, {"prefill": ["n3"], "decode": ["n1", "n2"]})
+    assert main(["explain", "llama", "--placement", "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["best"] < told["objective"]["total"], "its tensor unit is torn"
+    assert main(["explain", "llama", "--placement"]) == 0
+    assert "placed anew it could be" in capsys.readouterr().out
+
+
+def test_a_group_that_waits_is_explained(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    running(monkeypatch, {"prefill": ["n2"]})
+    assert main(["explain", "llama", "--placement"]) == 0
+    out = capsys.readouterr().out
+    assert "decode llama-decode-" in out
+    assert "no place: the best NVLink domain" in out
+    running(monkeypatch, {"decode": ["n2", "n3"]})
+    assert main(["explain", "llama", "--placement"]) == 0
+    assert "not on nodes yet" in capsys.readouterr().out
+    assert main(["explain", "llama", "--no-placement"]) == 1
+    assert "give --placement" in capsys.readouterr().err
+
+
+def test_a_plan_for_a_cluster_keeps_what_runs(
+    files: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running(monkeypatch, {"prefill": ["n1"], "decode": ["n2", "n3"]})
+    more = manifest(prefill={"parallelism": {"tensor": 8}, "replicas": 2})
+    assert main(["plan", "-f", files("pool.yaml", more)]) == 1
+    out = capsys.readouterr().out
+    assert "rank 0: n1" in out
+    assert "no place" in out, "n0 has 7 GPUs left"
