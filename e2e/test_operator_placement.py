@@ -6,11 +6,14 @@ import copy
 import io
 import itertools
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from twinpool.cli.__main__ import main
 from twinpool.core import protocol
 from twinpool.demo.phases import Phases
 from twinpool.demo.scenario import condition, install_twinpool, pool
@@ -19,7 +22,6 @@ from twinpool.localcluster.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from twinpool.localcluster.cluster import LocalCluster
 
@@ -115,7 +117,10 @@ class Pool:
 
 
 @pytest.fixture
-def near(labelled: LocalCluster) -> Iterator[Pool]:
+def near(labelled: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """A pool's namespace, which the command line reaches too."""
+    monkeypatch.setenv("KUBECONFIG", str(labelled.kubeconfig))
+    monkeypatch.setenv("PATH", f"{Path(labelled.kubectl_path).parent}:{os.environ['PATH']}")
     with labelled.fresh_namespace() as namespace:
         found = Pool(labelled, namespace)
         yield found
@@ -132,10 +137,28 @@ def events(near: Pool) -> str:
     return near.kubectl("get", "events", "--field-selector", "reason=FailedScheduling", "-o", "name")
 
 
-def test_a_group_goes_whole_into_one_nvlink_domain(near: Pool) -> None:
+def foretold(near: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str], **spec: Any) -> dict[str, Any]:
+    """Return what the command line says about the pool before it is applied."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(yaml.safe_dump({**MANIFEST, "spec": {**MANIFEST["spec"], **spec}}))
+    capsys.readouterr()
+    assert main(["plan", "-f", str(file), "-n", near.namespace, "-o", "json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def places(said: dict[str, Any]) -> list[list[str]]:
+    return sorted([entry["node"] for entry in group["ranks"]] for group in said["groups"])
+
+
+def test_a_group_goes_whole_into_one_nvlink_domain(
+    near: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = foretold(near, tmp_path, capsys)
     near.apply()
     wait_until(near.ready, 120, "the pool serves")
     placed = near.workers()
+    assert [nodes(placed)] == places(before), "what was applied is what was foretold"
     assert sorted(nodes(placed)) in (["node-a", "node-b"], ["node-c", "node-d"])
     for pod in placed:
         terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -146,14 +169,20 @@ def test_a_group_goes_whole_into_one_nvlink_domain(near: Pool) -> None:
     assert near.condition("Placed")["status"] == "True"
 
 
-def test_two_groups_take_a_domain_each(near: Pool) -> None:
-    near.apply({"decode": {**WIDE, "replicas": 2}})
+def test_two_groups_take_a_domain_each(near: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = {**WIDE, "replicas": 2}
+    before = foretold(near, tmp_path, capsys, decode=two)
+    near.apply({"decode": two})
     wait_until(near.ready, 120, "the pool serves")
     wait_until(lambda: len([node for node in nodes(near.workers()) if node]) == 4, 60, "every pod has a node")
-    groups: dict[str, set[str]] = {}
+    groups: dict[str, list[str]] = {}
     for pod in near.workers():
-        groups.setdefault(pod["metadata"]["labels"][protocol.LABEL_GROUP], set()).add(pod["spec"]["nodeName"])
+        groups.setdefault(pod["metadata"]["labels"][protocol.LABEL_GROUP], []).append(pod["spec"]["nodeName"])
     assert sorted(map(sorted, groups.values())) == [["node-a", "node-b"], ["node-c", "node-d"]]
+    assert sorted(groups.values()) == places(before), "what was applied is what was foretold"
+    capsys.readouterr()
+    assert main(["explain", NAME, "--placement", "-n", near.namespace]) == 0
+    assert "no better layout was found" in capsys.readouterr().out
     assert not events(near)
 
 

@@ -11,7 +11,17 @@ import pytest
 from twinpool.core import protocol
 from twinpool.core.spec import InferencePool
 from twinpool.operator.logic import books, names
-from twinpool.operator.logic.actions import Action, Annotate, Apply, Delete, Retire, ScaleToZero, SetGate
+from twinpool.operator.logic.actions import (
+    Action,
+    Annotate,
+    Apply,
+    Delete,
+    HandOver,
+    Retire,
+    ScaleToZero,
+    SetGate,
+    TakeBack,
+)
 from twinpool.operator.logic.books import Entry, Report, Reports
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.observed import Child, Observed, PodView, read_child
@@ -104,6 +114,10 @@ class ModelCluster:
                 self._pod(name, uid, routable=opened)
             case Annotate(kind, name, uid, key, value):
                 self._annotate(kind, name, uid, key, value)
+            case HandOver(name, uid, node):
+                self._pod(name, uid, scheduling_gates=(), affinity=None, pinned=node)
+            case TakeBack(name, uid):
+                self._pod(name, uid, deadline=self.now)
             case Delete(kind, name, uid, resource_version):
                 self._exact(kind, name, uid, resource_version)
                 del self.objects[kind, name]
@@ -162,17 +176,21 @@ class ModelCluster:
             for n in range(body.get("spec", {}).get("replicas", 0)):
                 group = name if kind == "StatefulSet" else ""
                 revision = labels.get(protocol.LABEL_REVISION, "")
-                gates = body.get("spec", {}).get("template", {}).get("spec", {}).get("readinessGates", [])
+                spec = body.get("spec", {}).get("template", {}).get("spec", {})
+                waits = tuple(gate["name"] for gate in spec.get("schedulingGates", []))
                 wanted[f"{name}-{n}"] = PodView(
                     f"{name}-{n}",
                     labels[protocol.LABEL_ROLE],
                     group,
                     revision,
                     phase="Running",
-                    scheduled=True,
+                    scheduled=None if waits else True,
                     rank=n if group else 0,
                     address=f"10.0.0.{n + 1}",
-                    gated=bool(gates),
+                    gated=bool(spec.get("readinessGates")),
+                    created=self.now,
+                    scheduling_gates=waits,
+                    affinity={} if waits else None,
                 )
         for name, pod in list(self.pods.items()):
             if name not in wanted and pod.deadline is None:

@@ -124,7 +124,7 @@ async def test_what_is_short_is_looked_at_again_after_growing_pauses(scene: Scen
     other = {"containers": [{"resources": {"requests": {"cpu": "5"}}}], "nodeName": "n1"}
     scene.api.pods.append({"metadata": {"namespace": "x", "name": "y"}, "spec": other})
     scene.placer.wake()
-    await ran(scene, SHORTEST * 7 + 1)
+    await ran(scene, SHORTEST * 7 + 4)
     short = scene.placer.verdicts(KEY)[name].short
     assert short is not None
     assert "held by x/y" in short.message
@@ -134,6 +134,21 @@ async def test_what_is_short_is_looked_at_again_after_growing_pauses(scene: Scen
     await ran(scene, LONGEST)
     assert scene.placer.verdicts(KEY)[name].nodes == ("n1",)
     assert scene.told == [KEY, KEY]
+
+
+@pytest.mark.looptime
+async def test_what_is_short_is_looked_at_sooner_when_something_changed_but_not_all_the_time(scene: Scene) -> None:
+    scene.gate("u1")
+    scene.placer.wake()
+    task = asyncio.create_task(scene.placer.run())
+    await asyncio.sleep(SHORTEST * 16)
+    reads = scene.api.reads
+    for _ in range(50):
+        scene.placer.look_again()
+        await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert reads + 2 <= scene.api.reads <= reads + 4
 
 
 @pytest.mark.looptime

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.operator.logic import restarts
 from twinpool.operator.logic.asking import hold, to_ask
 from twinpool.operator.logic.groups import groups
-from twinpool.operator.logic.pinning import undecided
+from twinpool.operator.logic.pinning import shortages, undecided
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.status import unreadable
 from twinpool.operator.shell.apply import Executor, NotLeader
@@ -170,8 +170,7 @@ class Reconciler:
         observed = self._observe(key, pool)
         if hold(observed):
             return RESYNC
-        if self._placer and undecided(observed, groups(observed)):
-            self._placer.wake()
+        self._wake_placer(observed)
         made = plan(observed, self.settings, self._clock())
         result = "not carried out"
         try:
@@ -191,6 +190,13 @@ class Reconciler:
         if self._memory.tried(key) != observed.tried:
             return 0.0  # no event tells that a trial went well
         return min(RESYNC, made.requeue_after or RESYNC, wait or RESYNC, listening or RESYNC)
+
+    def _wake_placer(self, observed: Observed) -> None:
+        """Have nodes chosen for pods that wait; any change of the pool may have made room for them."""
+        if self._placer and undecided(observed, groups(observed)):
+            self._placer.wake()
+        elif self._placer and shortages(observed, groups(observed)):
+            self._placer.look_again()
 
     async def _tell(self, key: PoolKey, uid: str, before: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
         """Write a status that changed, at most once a second; return the seconds to wait when it is too early."""

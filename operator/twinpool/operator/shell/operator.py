@@ -121,7 +121,7 @@ class Operator:
         """Find out whether nodes can be chosen here; an operator of one namespace knows nothing of the others."""
         seen = not self._options.namespace and await sees_nodes(self._cluster)
         if not seen:
-            _log.warning("nodes are left to kube-scheduler: they may not be read, or only one namespace is served")
+            _log.info("nodes are left to kube-scheduler: they may not be read, or only one namespace is served")
         self._reconciler.settings = replace(self._options.settings, sees_nodes=seen)
 
     async def _run_until(self, stop: asyncio.Event) -> None:

@@ -59,10 +59,18 @@ class Placer:
         self._woken = asyncio.Event()
         self._ledger = Ledger({}, {})
         self._pause = SHORTEST
+        #: Whether pods wait about which nothing was decided yet, and when something was decided last.
+        self._urgent = False
+        self._last = float("-inf")
         self._told: set[str] = set()
 
     def wake(self) -> None:
         """Decide soon: a pod waits for a node."""
+        self._urgent = True
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Decide again before long: something changed, and what is short may not be short any more."""
         self._pause = SHORTEST
         self._woken.set()
 
@@ -83,16 +91,22 @@ class Placer:
             try:
                 async with asyncio.timeout(self._pause if short else None):
                     await self._woken.wait()
-                    await asyncio.sleep(GATHER)
             except TimeoutError:
                 self._pause = min(2 * self._pause, LONGEST)
-            self._woken.clear()
+            await self._gather()
             try:
                 await self._decide()
             except ApiRefused as error:
                 _log.warning("nodes and pods cannot be read for placement: %s; trying again in %.0f s", error, LONGEST)
                 await asyncio.sleep(LONGEST)
-                self._woken.set()
+                self.wake()
+
+    async def _gather(self) -> None:
+        """Wait for more of the same change; nobody waits long for a first answer, and no flood of events costs much."""
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(GATHER if self._urgent else max(GATHER, self._last + SHORTEST - now))
+        self._woken.clear()
+        self._urgent, self._last = False, asyncio.get_running_loop().time()
 
     async def _decide(self) -> None:
         claims = self._claims()
