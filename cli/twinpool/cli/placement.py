@@ -17,6 +17,7 @@ from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.pools import from_file, observe, with_manifest
+from twinpool.cli.sizing import sizing
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.placement import Placement
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from twinpool.operator.logic.placement.reading import Held
 
 Output = Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"], help="text or json.")]
+Namespace = Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool; default: kubectl's.")]
+KubeContext = Annotated[str, Parameter(name="--context", help="Context of the kubeconfig; default: kubectl's.")]
 TopologyName = Annotated[str, Parameter(help="Preset of node labels, as the operator's --topology.")]
 
 #: What each term of the objective is about, in the order in which they are shown.
@@ -79,35 +82,44 @@ def plan(
         Path | None,
         Parameter(help="Nodes (and pods) from `kubectl get nodes,pods -A -o yaml`, instead of a cluster's."),
     ] = None,
-    namespace: Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool.")] = "",
-    context: Annotated[str, Parameter(help="Context of the kubeconfig.")] = "",
+    namespace: Namespace = "",
+    kube_context: KubeContext = "",
     topology: TopologyName = AUTO,
+    model_config: Annotated[
+        Path | None, Parameter(help="config.json of the model: say too whether it fits, and which split serves most.")
+    ] = None,
+    gpu: Annotated[str, Parameter(help="Kind of GPU for --model-config: a100, h100 or h200.")] = "h100",
+    tokens: Annotated[int | None, Parameter(help="Tokens of a request; default: model.maxModelLen.")] = None,
+    concurrency: Annotated[int, Parameter(help="Requests at once on one replica.")] = 32,
     output: Output = "text",
 ) -> int:
     """Show which rank of which group of a pool would go to which node, what that costs, and what is short.
 
-    Exit code 1: a group has no place.
+    Exit code 1: a group has no place, or the model does not fit.
     """
-    kubectl = Kubectl(namespace, context)
+    kubectl = Kubectl(namespace, kube_context)
     observed = Observed(from_file(file)) if nodes else with_manifest(kubectl, file)
     seen = _from_file(nodes) if nodes else _from_cluster(kubectl)
     chosen = observed.pool.spec.placement is not None
     layout = foreseen(observed, seen, preset(topology))
+    sized = sizing(observed.pool, model_config, gpu, tokens, concurrency) if model_config else None
     if output == "json":
-        sys.stdout.write(json.dumps(as_json(observed, layout)) + "\n")
+        more = {"sizing": sized.to_json()} if sized else {}
+        sys.stdout.write(json.dumps({**as_json(observed, layout), **more}) + "\n")
     else:
         if not chosen:
             sys.stdout.write("the pool leaves its nodes to kube-scheduler; with `placement: {}` they would be:\n")
         _write(layout)
-    return 1 if layout.short else 0
+        sys.stdout.writelines(f"{line}\n" for line in (sized.lines() if sized else ()))
+    return 1 if layout.short or (sized and not sized.fits) else 0
 
 
 def explain(
     pool: Annotated[str, Parameter(help="Name of the pool.")],
     *,
     placement: Annotated[bool, Parameter(help="Say where its groups are and why.")],
-    namespace: Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool.")] = "",
-    context: Annotated[str, Parameter(help="Context of the kubeconfig.")] = "",
+    namespace: Namespace = "",
+    kube_context: KubeContext = "",
     topology: TopologyName = AUTO,
     output: Output = "text",
 ) -> int:
@@ -117,7 +129,7 @@ def explain(
     """
     if not placement:
         raise TwinpoolError("nothing was asked for", "give --placement")
-    kubectl = Kubectl(namespace, context)
+    kubectl = Kubectl(namespace, kube_context)
     observed = observe(kubectl, pool)[0]
     seen = _from_cluster(kubectl)
     now, best = compared(observed, seen, preset(topology))

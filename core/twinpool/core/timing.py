@@ -25,6 +25,8 @@ class Accelerator:
         What an engine reaches of the two (MFU and MBU).
     overhead:
         Seconds that every step costs regardless of its size (scheduling, launches).
+    memory:
+        Bytes of its memory; 0 when that does not matter.
     """
 
     name: str
@@ -33,15 +35,16 @@ class Accelerator:
     flops_share: float = 0.5
     bandwidth_share: float = 0.6
     overhead: float = 0.001
+    memory: float = 0.0
 
 
 #: Data-sheet peaks (NVIDIA A100 and H100 SXM, H200); shares as in Twinpool's other estimates.
 ACCELERATORS: dict[str, Accelerator] = {
     gpu.name: gpu
     for gpu in (
-        Accelerator("a100", flops=312e12, bandwidth=2.039e12),
-        Accelerator("h100", flops=989e12, bandwidth=3.35e12),
-        Accelerator("h200", flops=989e12, bandwidth=4.8e12),
+        Accelerator("a100", flops=312e12, bandwidth=2.039e12, memory=80e9),
+        Accelerator("h100", flops=989e12, bandwidth=3.35e12, memory=80e9),
+        Accelerator("h200", flops=989e12, bandwidth=4.8e12, memory=141e9),
     )
 }
 

@@ -1,0 +1,90 @@
+"""``twinpool plan --model-config``: does the model fit, and which split serves most."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from twinpool.cli.__main__ import main
+from twinpool.core import protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Of Llama 3 70B, as published.
+CONFIG: dict[str, Any] = {
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+}
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    spec: dict[str, Any] = {
+        "model": {"name": "llama"},
+        "prefill": {"parallelism": {"tensor": 8}},
+        "decode": {"parallelism": {"tensor": 2}},
+        "objectives": {"ttft": "3s", "itl": "60ms"},
+        "placement": {},
+    }
+    pool = {"apiVersion": protocol.API_VERSION, "kind": protocol.KIND, "metadata": {"name": "llama"}, "spec": spec}
+    status = {
+        "allocatable": {"nvidia.com/gpu": "8", "pods": "9"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    nodes = [{"kind": "Node", "metadata": {"name": f"n{n}"}, "status": status} for n in range(2)]
+    for name, document in (("pool", pool), ("nodes", {"items": nodes}), ("config", CONFIG)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(document))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return ["plan", "-f", f"{tmp_path}/pool.yaml", "--nodes", f"{tmp_path}/nodes.yaml"]
+
+
+def test_a_role_that_does_not_fit_fails_and_the_best_splits_are_named(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--model-config", f"{tmp_path}/config.json"]) == 1
+    out = capsys.readouterr().out
+    assert "nothing is measured" in out
+    assert "decode tensor 2 x pipeline 1: weights 70.6 + KV" in out
+    assert "does not fit" in out
+    assert "prefill tensor 8 x pipeline 1: weights 17.6" in out
+    assert out.count("best of those that fit: tensor") == 2
+    assert main([*arguments, "--model-config", f"{tmp_path}/config.json", "--gpu", "h200", "--tokens", "2048"]) == 0
+    assert main([*arguments, "--model-config", f"{tmp_path}/config.json", "-o", "json"]) == 1
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["sizing"]
+    assert told["roles"]["decode"]["fits"] is False
+    rates = [item["prefill"] for item in told["roles"]["prefill"]["best"]]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_what_is_legal_but_poor_is_said(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = {**CONFIG, "num_key_value_heads": 4}
+    (tmp_path / "few.json").write_text(json.dumps(few))
+    asked = [*arguments, "--model-config", f"{tmp_path}/few.json", "--concurrency", "100000"]
+    assert main(asked) == 1
+    out = capsys.readouterr().out
+    assert "4 KV heads on 8 GPUs" in out
+    assert "none; take a larger GPU, or fewer requests at once" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--model-config", "{}/none.json"], "give the model's config.json"),
+        (["--model-config", "{}/config.json", "--gpu", "b9"], "use a100, h100, h200"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    assert main([*arguments, *(text.format(tmp_path) for text in more)]) == 1
+    assert words in capsys.readouterr().err
