@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinpool.worker.engines.simulated.logic import calls, language
-from twinpool.worker.engines.simulated.logic.answers import Choice, Reply
+from twinpool.worker.engines.simulated.logic.answers import Choice, Reply, permission
 from twinpool.worker.engines.simulated.logic.sequence import Handover, Token
 
 
@@ -52,8 +52,12 @@ def finished(handover=None):
 def test_a_whole_answer_has_the_fields_of_vllm():
     body = reply("chat").whole([finished()])
     assert (body["id"], body["object"], body["created"], body["model"]) == ("chatcmpl-id", "chat.completion", 7, "m")
-    assert body["choices"][0]["message"] == {"role": "assistant", "content": "a"}
+    message = body["choices"][0]["message"]
+    assert (message.pop("role"), message.pop("content")) == ("assistant", "a")
+    assert set(message.values()) == {None}
     assert body["kv_transfer_params"] is None
+    assert body["prompt_token_ids"] is None
+    assert reply("chat", return_token_ids=True).whole([finished()])["prompt_token_ids"]
     body = reply("completions", return_token_ids=True, n=2).whole([finished(), finished()])
     assert [(choice["index"], choice["text"], choice["finish_reason"]) for choice in body["choices"]] == [
         (0, "a", "length"),
@@ -65,7 +69,8 @@ def test_a_whole_answer_has_the_fields_of_vllm():
         "prompt_tokens": 1,
         "completion_tokens": 2,
         "total_tokens": 3,
-        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": None,
+        "prompt_tokens_details": {"cached_tokens": 2, "created_cache_tokens": None, "multimodal_tokens": None},
     }
 
 
@@ -92,10 +97,29 @@ def test_only_the_first_answer_of_a_list_hands_its_kv_over():
 def test_chunks_have_the_fields_of_vllm():
     chat = reply("chat")
     assert chat.opening(1)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert chat.piece(0, "a", None, [1])["object"] == "chat.completion.chunk"
+    assert "stop_reason" not in chat.piece(0, "a", Choice(()), [1])["choices"][0]
+    assert chat.piece(0, "a", Choice(()), [1])["object"] == "chat.completion.chunk"
     assert chat.closing([finished()])["choices"] == []
-    text = reply("completions", return_token_ids=True)
-    assert text.piece(0, "a", "stop", [1])["choices"] == [
-        {"index": 0, "text": "a", "logprobs": None, "finish_reason": "stop", "token_ids": [1]}
-    ]
+    assert "completion_tokens_details" not in chat.closing([finished()])["usage"]
+    text, choice = reply("completions", return_token_ids=True), Choice(("b", "a"))
+    choice.feed(Token("x", ord("a"), 0, 2))
+    chunk = text.piece(0, "", choice, [1])
+    assert chunk["choices"][0] == {
+        "index": 0,
+        "text": "",
+        "logprobs": None,
+        "finish_reason": "stop",
+        "token_ids": [1],
+        "stop_reason": "a",
+        "prompt_token_ids": None,
+    }
+    assert chunk["system_fingerprint"]
     assert text.closing([finished()])["object"] == "text_completion"
+
+
+def test_a_model_may_be_sampled_and_no_more():
+    assert {key for key, value in permission(7).items() if value is True} == {
+        "allow_sampling",
+        "allow_logprobs",
+        "allow_view",
+    }

@@ -98,7 +98,7 @@ def test_without_a_connector_handoff_parameters_are_ignored():
         ({"stream": "yes"}, 400, "stream must be of type bool"),
         ({"stop": 3}, 400, "stop must be a string"),
         ({"stop": ["", "a"]}, 400, "stop must not hold"),
-        ({"stop": ["a"] * 17}, 400, "at most 16"),
+        ({"stop": ["a"] * 5}, 400, "at most 4"),
         ({"stop_token_ids": "a"}, 400, "stop_token_ids must be a list"),
         ({"kv_transfer_params": {**REMOTE, "remote_port": 0}}, 400, "remote_port must be a port"),
         ({"kv_transfer_params": {**REMOTE, "remote_host": 3}}, 400, "those of a prefill answer"),
@@ -140,3 +140,11 @@ def test_tokenizing_takes_text_or_messages():
     assert calls.tokens_of({"tokens": [1]}) == (1,)
     with pytest.raises(Refused, match="must be a string"):
         calls.prompt_of({"prompt": 3})
+
+
+@pytest.mark.parametrize("header", ["1", "-1", "x", ""])
+def test_a_rank_that_is_not_there_is_refused(header):
+    calls.check_rank(None)
+    calls.check_rank("0")
+    with pytest.raises(calls.Refused, match=r"out of range \[0, 1\)"):
+        calls.check_rank(header)

@@ -14,7 +14,7 @@ Kind = Literal["chat", "completions"]
 
 #: Limits of OpenAI's interface that bound what one request can cost.
 MAX_CHOICES = 128
-MAX_STOPS = 16
+MAX_STOPS = 4  # vLLM's VLLM_MAX_STOP_STRINGS
 _COMPLETION_TOKENS = 16
 
 
@@ -63,6 +63,18 @@ class Served:
     models: tuple[str, ...]
     max_model_len: int
     connector: bool
+
+
+def check_rank(header: str | None, ranks: int = 1) -> None:
+    """Check the data-parallel rank that a client asks for.
+
+    Raises
+    ------
+    Refused
+        There is no such rank.
+    """
+    if header is not None and not (header.isdecimal() and int(header) < ranks):
+        raise Refused(f"data_parallel_rank {header[:20]} is out of range [0, {ranks})")
 
 
 def parse(kind: Kind, body: object, served: Served) -> Call:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from twinpool.core.errors import InvalidValue
-from twinpool.worker.engines.simulated.logic import calls, faults, language
+from twinpool.worker.engines.simulated.logic import answers, calls, faults, language
 from twinpool.worker.engines.simulated.logic.answers import Reply
 from twinpool.worker.engines.simulated.shell.call import RunningCall, created, encode
 
@@ -98,6 +98,7 @@ class App:
             refused = calls.Refused("this error was asked for", wanted.status, "SimulatedFault")
             _json(exchange, refused.body(), refused.status)
         elif not wanted.hang:
+            calls.check_rank(exchange.request.headers.get("x-data-parallel-rank"))
             call = calls.parse(kind, _body(exchange), self._served)
             if wanted.slow:
                 self._start_later(call, exchange, wanted)
@@ -142,6 +143,7 @@ class App:
                 "root": main,
                 "parent": None,
                 "max_model_len": self._settings.limits.max_model_len,
+                "permission": [answers.permission(self._started)],
             }
             for model in self._settings.models
         ]
@@ -172,7 +174,7 @@ class App:
 
 
 def _empty(exchange: Exchange) -> None:
-    exchange.respond(200, b"")
+    exchange.respond(200, b"", "")
 
 
 def _json(exchange: Exchange, body: dict[str, Any], status: int = 200) -> None:
@@ -183,7 +185,7 @@ def _body(exchange: Exchange) -> object:
     try:
         return msgspec.json.decode(exchange.request.body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise calls.Refused(f"The body is not JSON: {error}") from None
+        raise calls.Refused(f"The body is not JSON: {error}", param="body") from None
 
 
 def _object(exchange: Exchange) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class RunningCall:
     def _show(self, index: int, text: str, tokens: list[int]) -> None:
         choice = self._choices[index]
         if self._call.stream and (text or choice.finish is not None or self._call.token_ids):
-            self._event(self._reply.piece(index, text, choice.finish, tokens))
+            self._event(self._reply.piece(index, text, choice, tokens))
         if choice.finish is not None:
             self._unfinished -= 1
             if not self._unfinished:

@@ -80,7 +80,8 @@ class Exchange:
     def _head(self, status: int, content_type: str, extra: str) -> bytes:
         connection = "" if self.request.keep_alive else "connection: close\r\n"
         line = f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}\r\n"
-        return f"{line}server: twinpool-simulated\r\ncontent-type: {content_type}\r\n{extra}{connection}\r\n".encode()
+        kind = f"content-type: {content_type}\r\n" if content_type else ""
+        return f"{line}server: twinpool-simulated\r\n{kind}{extra}{connection}\r\n".encode()
 
 
 class Connection(asyncio.Protocol):
