@@ -1,0 +1,153 @@
+"""How many prefill and decode groups a pool should have: both numbers at once, from one need. Pure.
+
+Always true: the pair is within bounds and GPU budget whenever any pair is, within the ratio band too whenever one is;
+missing figures change nothing; more than the need is kept until a tenth more work would not need it either, and not
+before every need of the last while allows it, so that noise moves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinpool.operator.logic.scaling_need import need
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from fractions import Fraction
+
+    from twinpool.core.economics import Prices
+    from twinpool.operator.logic.scaling_need import Demand, Group, Need, Promise
+
+#: A group goes only if this much more work would not need it.
+_SPARE = 1.1
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of both roles, GPUs of one group of each, the GPUs that there are, and the band of prefill to decode."""
+
+    prefill: tuple[int, int]
+    decode: tuple[int, int]
+    prefill_gpus: int = 1
+    decode_gpus: int = 1
+    budget: int | None = None
+    band: tuple[Fraction, Fraction] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The numbers to have, and why. ``enough`` is False when no pair within the limits meets the need."""
+
+    prefill: int
+    decode: int
+    reason: str
+    enough: bool = True
+    need: Need | None = None
+
+
+def plan_scale(
+    demand: Demand | None,
+    prices: Prices,
+    promise: Promise,
+    group: Group,
+    limits: Limits,
+    current: Pair,
+    recent: Sequence[Pair] = (),
+    growth: float = 1.0,
+) -> Decision:
+    """Return how many groups of each role there should be.
+
+    ``growth`` is by how much the demand may grow until a new group is up; ``recent`` are the needs of the last while,
+    which is as long as scaling in is held back. Without ``demand`` the current numbers stay.
+    """
+    if demand is None:
+        return Decision(*current, "no current figures of the arriving work: nothing is changed until there are")
+    wanted = need(demand.times(growth), prices, promise, group)
+    spare = need(demand.times(growth * _SPARE), prices, promise, group)
+    floors = [
+        _floor(have, least, [most, *before])
+        for have, least, most, before in (
+            (current[0], wanted.prefill, spare.prefill, [pair[0] for pair in recent]),
+            (current[1], wanted.decode, spare.decode, [pair[1] for pair in recent]),
+        )
+    ]
+    prefill, decode = cheapest((floors[0], floors[1]), limits)
+    enough = prefill >= wanted.prefill and decode >= wanted.decode
+    return Decision(prefill, decode, _reason(demand, wanted, prefill, decode, enough), enough, wanted)
+
+
+def _floor(current: int, least: float, held: Iterable[float]) -> int:
+    """Return the number below which a role must not go: its need, and of what it has, what is held back.
+
+    A need that no number meets holds what there is: neither fewer nor more groups would help.
+    """
+    return current if math.isinf(least) else max(int(least), min(current, math.ceil(min(current, max(held)))))
+
+
+def cheapest(floors: Pair, limits: Limits) -> Pair:
+    """Return the pair with the fewest GPUs that has at least ``floors``.
+
+    Where there is none, the pair that comes closest: the one with the greatest min(prefill / floor, decode / floor),
+    then with the fewest GPUs. A band or budget that leaves no pair at all gives way: first the band, then the budget.
+    """
+    best: tuple[float, int, int, int] | None = None
+    for prefill in range(limits.prefill[0], limits.prefill[1] + 1):
+        low, high = _decode_range(prefill, limits)
+        if low > high:
+            continue
+        decode = min(high, max(low, _matching(prefill, floors)))
+        gpus = prefill * limits.prefill_gpus + decode * limits.decode_gpus
+        key = (-_share((prefill, decode), floors), gpus, prefill, decode)
+        best = key if best is None else min(best, key)
+    if best is not None:
+        return best[2], best[3]
+    if limits.band is not None:
+        without = Limits(limits.prefill, limits.decode, limits.prefill_gpus, limits.decode_gpus, limits.budget)
+        return cheapest(floors, without)
+    return limits.prefill[0], limits.decode[0]
+
+
+def _decode_range(prefill: int, limits: Limits) -> Pair:
+    """Return the decode groups that bounds, band and budget allow beside ``prefill`` groups; empty when none."""
+    low, high = limits.decode
+    if limits.band is not None:
+        least, most = limits.band
+        low, high = max(low, math.ceil(prefill / most)), min(high, math.floor(prefill / least))
+    if limits.budget is not None:
+        high = min(high, (limits.budget - prefill * limits.prefill_gpus) // limits.decode_gpus)
+    return low, high
+
+
+def _matching(prefill: int, floors: Pair) -> int:
+    """Return the decode groups that are as good as ``prefill`` is for its floor: more of them would win nothing."""
+    if prefill >= floors[0]:
+        return floors[1]
+    return -(-floors[1] * prefill // floors[0])
+
+
+def _share(pair: Pair, floors: Pair) -> float:
+    """Return which share of the need a pair meets, at most 1."""
+    shares = [have / floor for have, floor in zip(pair, floors, strict=True) if floor > 0]
+    return min([1.0, *shares])
+
+
+def _reason(demand: Demand, wanted: Need, prefill: int, decode: int, enough: bool) -> str:
+    work = f"{demand.rate:.3g} requests/s with {demand.prefill:.3g} s of prefill and {demand.output:.4g} tokens each"
+    if math.isinf(wanted.prefill):
+        return (
+            f"{work}: one prefill alone takes longer than the objective for the first token; no number of groups helps"
+        )
+    if math.isinf(wanted.decode):
+        return (
+            f"{work}: one sequence alone misses the objective between tokens or the KV room; no number of groups helps"
+        )
+    need_text = f"{wanted.prefill:g} prefill and {wanted.decode:g} decode groups of {wanted.batch} sequences"
+    if not enough:
+        return (
+            f"{work} need {need_text}; the limits allow {prefill} and {decode}: raise the most groups or the GPU budget"
+        )
+    return f"{work} need {need_text}"
