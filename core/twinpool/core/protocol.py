@@ -232,7 +232,7 @@ class RouterConfig:
     conditional: Conditional = "always"
     drain_timeout: float = 300.0
     #: The queue of one router: requests that it keeps at one decode worker, that may wait, and for how many seconds.
-    queue_concurrency: int = 1024
+    queue_concurrency: int = 8192
     queue_max: int = 1024
     queue_timeout: float = 30.0
     #: The ``priority`` of a request counts.

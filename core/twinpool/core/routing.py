@@ -48,10 +48,11 @@ class RequestQueue(Part):
     """Requests that wait for room at the workers, in each router."""
 
     concurrency: int = Field(
-        1024,
+        8192,
         ge=1,
         le=1_000_000,
-        description="Requests that one router keeps at one decode worker; more wait in its queue.",
+        description="Requests that one router keeps at one decode worker; more wait in its queue. The default only "
+        "bounds memory: what the engine runs at once (vLLM's max_num_seqs), divided by the routers, keeps waits short.",
     )
     max: int = Field(
         1024,

@@ -50,9 +50,9 @@ class Exchange:
     """One request, from its acceptance to the one outcome that its client gets."""
 
     __slots__ = (
-        "_admitted", "_asked", "_call", "_client", "_decode", "_events", "_fill", "_held", "_hidden", "_params",
-        "_prefill", "_prefill_endpoint", "_record", "_state", "_tried_decode", "_tried_prefill", "_until_close",
-        "_waiting", "pool",
+        "_admitted", "_asked", "_call", "_client", "_decode", "_events", "_fill", "_flowing", "_held", "_hidden",
+        "_params", "_prefill", "_prefill_endpoint", "_record", "_state", "_tried_decode", "_tried_prefill",
+        "_until_close", "_waiting", "pool",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, client: Client, call: Call) -> None:
@@ -70,7 +70,7 @@ class Exchange:
         self._held: Ticket | None = None
         self._tried_prefill: set[str] = set()
         self._tried_decode: set[str] = set()
-        self._events = False
+        self._events = self._flowing = False
         self._until_close = False
         self._fill: bytes | None = None
         self._hidden: HiddenError | None = None
@@ -190,8 +190,11 @@ class Exchange:
 
     def decode_body(self, data: bytes) -> None:
         """A piece of the answer."""
-        if data and self._decode is not None:
-            self._record.piece(data, self._events, self._decode.sent, self._state.handed_off)
+        if not self._flowing and data and self._decode is not None:
+            self._flowing = True
+            self._record.first_piece(self._decode.sent, self._state.handed_off)
+        if self._events:
+            self._record.events += data.count(b"data: ")
         self._client.write(data)
 
     def decode_ended(self) -> None:

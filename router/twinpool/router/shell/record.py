@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 class Record:
     """Times are on the pool's clock; 0: not yet."""
 
-    __slots__ = ("_begun", "_call", "_count", "_first", "_last", "_pool", "decode", "handoff", "prefill", "status")
+    __slots__ = ("_begun", "_call", "_first", "_pool", "decode", "events", "handoff", "prefill", "status")
 
     def __init__(self, pool: Pool, call: Call) -> None:
         self._pool = pool
         self._call = call
-        self._begun = self._first = self._last = 0.0
-        self._count = 0
+        self._begun = self._first = 0.0
+        #: Events of a stream that have been passed on.
+        self.events = 0
         #: What the client got; 499 when it left.
         self.status = 0
         #: remote, local or failed; whole for a request that cannot be split.
@@ -35,23 +36,19 @@ class Record:
         """There was a place at the workers."""
         self._begun = self._pool.clock()
 
-    def piece(self, data: bytes, events: bool, sent: float, handed_off: bool) -> None:
-        """A piece of the answer to a leg that was ``sent`` then."""
-        now = self._last = self._pool.clock()
-        if not self._first:
-            self._first = now
-            numbers, route = self._pool.numbers, (self._call.route.value,)
-            numbers.observe("twinpool_router_time_to_first_token_seconds", now - self._call.started, route)
-            by = ("remote" if handed_off else "local",)
-            numbers.observe("twinpool_router_first_event_seconds", max(now - sent, 0.0), by)
-        if events:
-            self._count += data.count(b"data: ")
+    def first_piece(self, sent: float, handed_off: bool) -> None:
+        """The answer to a leg that was ``sent`` then begins to come."""
+        now = self._first = self._pool.clock()
+        numbers, route = self._pool.numbers, (self._call.route.value,)
+        numbers.observe("twinpool_router_time_to_first_token_seconds", now - self._call.started, route)
+        by = ("remote" if handed_off else "local",)
+        numbers.observe("twinpool_router_first_event_seconds", max(now - sent, 0.0), by)
 
     def complete(self) -> None:
-        """The answer came to its end."""
-        tokens = self._count - 1  # the last event is [DONE]
+        """The answer came to its end, which follows the last token at once."""
+        tokens = self.events - 1  # the last event is [DONE]
         if tokens > 1:
-            mean = (self._last - self._first) / (tokens - 1)
+            mean = (self._pool.clock() - self._first) / (tokens - 1)
             self._pool.numbers.observe("twinpool_router_inter_token_seconds", mean)
 
     def log(self, state: State) -> None:
@@ -68,7 +65,7 @@ class Record:
                 key=call.key,
                 stream=call.request.stream,
                 prompt_tokens=call.request.prompt_tokens,
-                events=self._count,
+                events=self.events,
                 queued=self._begun - call.started if self._begun else None,
                 first_byte=self._first - call.started if self._first else None,
                 total=self._pool.clock() - call.started,
