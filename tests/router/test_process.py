@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -256,6 +257,19 @@ async def test_an_endpoint_list_that_cannot_be_read_is_said_in_one_line(program)
 def test_wrong_settings_are_refused_in_words(flags, environment, words):
     with pytest.raises(InvalidValue, match=re.escape(words)):
         settings(parser(environment).parse_args(flags), environment)
+
+
+async def test_few_open_files_at_the_start_are_raised_to_what_is_allowed(program, kit):
+    """Container runtimes allow 1024 at first; half as many streams would be the end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        await program.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await ready(program)
+    (child,) = program.children()
+    assert resource.prlimit(child, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_flags_and_environment():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import sys
 from typing import TYPE_CHECKING, get_args
 
@@ -109,12 +110,23 @@ def settings(arguments: argparse.Namespace, environment: Mapping[str, str]) -> S
     )
 
 
+def allow_connections() -> int:
+    """Raise this process's limit of open files to what it may have, for the data processes too; return it.
+
+    Container runtimes start processes with 1024, which are 512 streams: each holds a client and an engine.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the router until it is told to stop; return the exit status."""
     arguments = parser(os.environ).parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         chosen = settings(arguments, os.environ)
+        allow_connections()
         if chosen.tls is not None:
             Certificate(chosen.tls)  # said once here, not by every data process again and again
         with listen(chosen.host, chosen.port) as listener:
