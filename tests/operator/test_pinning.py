@@ -97,6 +97,19 @@ def test_a_lost_race_takes_the_whole_group_back_in_time(pool: InferencePool) -> 
     assert ends(seen(pool), groups) == [NOW + RACE_AFTER]
 
 
+@pytest.mark.parametrize(("age", "patience"), [(0.0, 10.0), (100.0, 25.0), (86400.0, 60.0)])
+def test_what_is_refused_for_good_is_tried_ever_more_rarely(pool: InferencePool, age: float, patience: float) -> None:
+    tried = group(lost(0), size=1)
+    tried = dataclasses.replace(tried, child=dataclasses.replace(tried.child, created=NOW - age))
+    assert ends(seen(pool), [tried]) == [NOW + patience]
+    assert taken_back(seen(pool), [tried], NOW + patience - 1) == []
+    assert len(taken_back(seen(pool), [tried], NOW + patience)) == 1
+
+
+def test_a_pod_without_a_time_has_just_been_made(pool: InferencePool) -> None:
+    assert taken_back(seen(pool), [group(dataclasses.replace(lost(0), created=None))], NOW) == []
+
+
 def test_a_group_that_serves_loses_only_the_pod_that_lost(pool: InferencePool) -> None:
     groups = [group(lost(0), pod(1, node="n1", containers_ready=True))]
     assert [action.uid for action in taken_back(seen(pool), groups, NOW + RACE_AFTER)] == ["u0"]

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from twinpool.operator.logic.pods import Template
     from twinpool.operator.logic.settings import Settings
 
-#: Seconds from a pod's creation after which its node counts as lost to another workload when kube-scheduler says no.
-RACE_AFTER = 10.0
+#: Seconds from a pod's creation after which its node counts as lost to another workload when kube-scheduler says no: a
+#: quarter of the time that its group has tried by then, within these bounds. What is refused for good is rarely tried.
+RACE_AFTER, RACE_AT_MOST = 10.0, 60.0
 #: Seconds for which pods of a group keep their nodes while another one of it finds none.
 HALF_AFTER = 60.0
 
@@ -106,13 +107,19 @@ def taken_back(observed: Observed, groups: Iterable[Group], now: float) -> list[
 
 
 def _lost_races(group: Group, now: float) -> list[TakeBack]:
-    lost = [pod for pod in _racing(group) if now - (pod.created or now) >= RACE_AFTER]
+    lost = [pod for pod in _racing(group) if now >= _race_ends(group, pod, now)]
     if not lost:
         return []
     serving = any(pod.containers_ready for pod in group.pods)
     others = [] if serving else [pod for pod in _staying(group) if pod not in lost and not _gated(pod)]
     reason = f"kube-scheduler did not bind {lost[0].name} to {lost[0].pinned}: {lost[0].scheduler_message}"
     return [TakeBack(pod.name, pod.uid, reason) for pod in (*lost, *others)]
+
+
+def _race_ends(group: Group, pod: PodView, now: float) -> float:
+    made = now if pod.created is None else pod.created
+    tried = made - (made if group.child.created is None else group.child.created)
+    return made + min(RACE_AT_MOST, max(RACE_AFTER, tried / 4))
 
 
 def _halves(group: Group, verdicts: Mapping[str, Verdict], now: float) -> list[TakeBack]:
@@ -148,7 +155,7 @@ def ends(observed: Observed, groups: Iterable[Group]) -> list[float]:
     """Return when pods that wait now will have waited too long, in seconds since 1970."""
     result = []
     for group in claimed(groups):
-        result += [pod.created + RACE_AFTER for pod in _racing(group) if pod.created]
+        result += [_race_ends(group, pod, pod.created) for pod in _racing(group) if pod.created]
         result += [pod.created + HALF_AFTER for pod in _short(group, observed.verdicts) if pod.created]
     return result
 
