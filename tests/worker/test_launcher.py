@@ -201,6 +201,21 @@ def test_an_engine_that_serves_no_more_is_started_again_and_the_cause_is_named(w
     assert json.loads(one.get("/readyz")[1])["cause"] == ""
 
 
+def test_an_engine_that_stands_still_in_the_middle_of_a_stream_is_found_by_its_counters(worker):
+    """The simulated engine's HTTP server lives on, as vLLM's does when its core hangs in a collective."""
+    one = worker(engine="simulated", stall_timeout=1.5)
+    wait_for(one.ready, "ready")
+    first = one.status()["engine"]["pid"]
+    body = json.dumps({"model": "m", "prompt": "hi", "max_tokens": 500, "stream": True, "ignore_eos": True}).encode()
+    headers = {"Content-Type": "application/json", "x-twinpool-fault": "stall-mid-stream=3"}
+    asked = urllib.request.Request(f"http://{one.ip}:8000/v1/completions", body, headers)
+    with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=20) as stream:  # noqa: S310 - http above
+        assert stream.status == 200
+        wait_for(lambda: '"Stuck"' in one.get("/readyz")[1], "unready")
+    wait_for(lambda: one.ready() and one.status()["engine"]["pid"] != first, "ready again")
+    assert 'losses_total{cause="Stuck"} 1' in one.get("/metrics")[1]
+
+
 def test_a_preflight_that_cannot_be_made_is_told_and_holds_nothing_up(worker):
     """The test's own Python has no torch, as an image might have none."""
     one = worker(tensor=2)

@@ -8,9 +8,10 @@ import types
 
 import pytest
 
+from twinpool.worker.logic.preflight import Result
 from twinpool.worker.logic.report import Snapshot
 from twinpool.worker.logic.supervisor import State
-from twinpool.worker.shell import disk, endpoint, host, process
+from twinpool.worker.shell import disk, endpoint, host, preflight, process
 from twinpool.worker.shell.engine_client import EngineClient
 
 
@@ -195,3 +196,34 @@ def test_a_termination_message_goes_only_where_the_kubelet_waits_for_it(tmp_path
     assert path.read_text() == "why"
     host.write_termination_message("why", {host.TERMINATION_LOG_ENV: str(tmp_path)})
     assert "cannot write the termination message" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "problem"),
+    [
+        ("exit 3", "unfinished", "rank 1 of pod p ended without a result"),
+        ("exec sleep 60", "unfinished", "did not end within 0 s"),
+        ("", "skipped", "cannot start"),
+    ],
+)
+def test_a_preflight_whose_ranks_break_names_them_and_leaves_none(tmp_path, monkeypatch, program, outcome, problem):
+    monkeypatch.setattr(preflight, "IMPORT_SECONDS", 0.2)
+    python = tmp_path / "python"
+    if program:
+        python.write_text(f"#!/bin/sh\n{program}\n")
+        python.chmod(0o755)
+    plan = preflight.Plan(str(python), "p", 1, 1, 2, "127.0.0.1", 1, tmp_path / "r", meet=0.0, budget=0.0)
+    found = preflight.measure(plan)
+    assert (found.outcome, problem in found.problem) == (outcome, True), found.problem
+
+
+def test_an_unfinished_preflight_starts_the_engine_and_a_failed_one_does_not(tmp_path, monkeypatch, capsys):
+    plan = preflight.Plan("python", "p", 1, 1, 2, "127.0.0.1", 1, tmp_path / "r")
+    started = []
+    monkeypatch.setattr(os, "execvp", lambda _, argv: started.append(argv))
+    for outcome in ("passed", "unfinished", "skipped", "failed"):
+        monkeypatch.setattr(preflight, "measure", lambda _, o=outcome: Result(o, "why", warnings=("slow",)))
+        preflight.run(plan, ["engine", outcome])
+        assert Result.from_json(plan.result.read_text()).outcome == outcome
+    assert [argv[1] for argv in started] == ["passed", "unfinished", "skipped"]
+    assert "PreflightError: why" in capsys.readouterr().err

@@ -12,8 +12,9 @@ from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, Metrics
 def test_faults_are_read_and_add_to_those_of_the_engine():
     base = faults.parse(["crash-at-start", "slow=0.5"])
     assert base == Faults(at_start="crash-at-start", slow=0.5)
-    assert faults.parse([" hang", "reset", "status=503", "reset-mid-stream=2", "die-mid-stream=3"], base) == Faults(
-        "crash-at-start", 503, 0.5, hang=True, reset=True, reset_after=2, die_after=3
+    mid_stream = ["reset-mid-stream=2", "die-mid-stream=3", "stall-mid-stream=4"]
+    assert faults.parse([" hang", "reset", "status=503", *mid_stream], base) == Faults(
+        "crash-at-start", 503, 0.5, hang=True, reset=True, reset_after=2, die_after=3, stall_after=4
     )
 
 

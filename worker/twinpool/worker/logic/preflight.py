@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Outcome = Literal["passed", "failed", "skipped"]
+#: Only ``failed``, what the roll call knows for sure, keeps the engine from starting: a measurement that breaks off
+#: (``unfinished``) says that something is wrong, not that the engine cannot work.
+Outcome = Literal["passed", "failed", "unfinished", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unfinished", "skipped")
 Kind = Literal["all-reduce", "all-to-all"]
 
 #: Message sizes of the collectives, in bytes: a token's activations, a batch's, a long prompt's.
@@ -90,7 +93,7 @@ class Result:
         try:
             value: Mapping[str, Any] = json.loads(text)
             return cls(
-                outcome=value["outcome"],
+                outcome=OUTCOMES[OUTCOMES.index(value["outcome"])],
                 problem=str(value["problem"]),
                 backend=str(value["backend"]),
                 world=int(value["world"]),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from twinpool.worker.logic.causes import CAUSES
+from twinpool.worker.logic.preflight import OUTCOMES
 from twinpool.worker.logic.supervisor import PHASES, RESTART_BUDGET, RESTART_WINDOW
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _preflight_metrics(found: Result) -> list[str]:
             "twinpool_worker_preflight_outcome",
             "gauge",
             "1 for how the last preflight ended; /preflight says why.",
-            [(f'{{outcome="{each}"}}', int(each == found.outcome)) for each in ("passed", "failed", "skipped")],
+            [(f'{{outcome="{each}"}}', int(each == found.outcome)) for each in OUTCOMES],
         ),
         *_family(
             "twinpool_worker_preflight_bus_bandwidth_bytes_per_second",

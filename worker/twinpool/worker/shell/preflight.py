@@ -84,7 +84,9 @@ def measure(plan: Plan) -> Result:
             for rank in ranks:
                 rank.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return Result("failed", f"the messages of the ranks of pod {plan.pod} did not end within {plan.budget:g} s")
+            return Result(
+                "unfinished", f"the messages of the ranks of pod {plan.pod} did not end within {plan.budget:g} s"
+            )
         except OSError as error:
             return Result("skipped", f"cannot start {plan.python!r}: {error.strerror}")
         finally:
@@ -98,7 +100,7 @@ def _first(files: Sequence[Path], plan: Plan) -> Result:
     results = [Result.from_json(file.read_text(encoding="utf-8")) if file.exists() else None for file in files]
     for number, result in enumerate(results):
         if result is None:
-            return Result("failed", f"rank {plan.first + number} of pod {plan.pod} ended without a result")
+            return Result("unfinished", f"rank {plan.first + number} of pod {plan.pod} ended without a result")
         if result.outcome != "passed":
             return result
     first = results[0]

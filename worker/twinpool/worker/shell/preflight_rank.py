@@ -56,7 +56,7 @@ def run(seat: Seat, result: Path) -> None:
     except PreflightFailed as error:
         found = Result("failed", error.problem)
     except RuntimeError as error:  # torch's own, which names addresses
-        found = Result("failed", f"rank {seat.rank}, pod {seat.pod}: {str(error).splitlines()[0][:500]}")
+        found = Result("unfinished", f"rank {seat.rank}, pod {seat.pod}: {str(error).splitlines()[0][:500]}")
     temporary = result.with_suffix(".part")
     temporary.write_text(found.to_json(), encoding="utf-8")
     temporary.replace(result)

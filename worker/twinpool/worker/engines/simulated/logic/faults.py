@@ -25,7 +25,10 @@ OF_ANSWER = {
     "reset": (False, "reset the connection instead of answering"),
     "reset-mid-stream": (True, "reset the connection after this many tokens"),
     "die-mid-stream": (True, "kill the whole engine after this many tokens"),
+    "stall-mid-stream": (True, "let the whole engine stand still after this many tokens; its HTTP server goes on"),
 }
+#: Where the number of a fault of another name goes.
+_FIELDS = {"reset-mid-stream": "reset_after", "die-mid-stream": "die_after", "stall-mid-stream": "stall_after"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Faults:
     reset: bool = False
     reset_after: int | None = None
     die_after: int | None = None
+    stall_after: int | None = None
 
 
 def parse(entries: list[str], base: Faults | None = None) -> Faults:
@@ -72,4 +76,4 @@ def _value(name: str, number: str) -> dict[str, object]:
         raise InvalidValue(f"{name}={number}: {number!r} is not a number", f"write {name}=3, for example") from None
     if not 0 <= value <= 3600 or (name == "status" and not 400 <= value <= 599):
         raise InvalidValue(f"{name}={number} is out of range", "a status is 400 to 599, all else 0 to 3600")
-    return {{"reset-mid-stream": "reset_after", "die-mid-stream": "die_after"}.get(name, name): value}
+    return {_FIELDS.get(name, name): value}

@@ -106,6 +106,8 @@ class RunningCall:
         """Apply the faults that break off an answer in the middle."""
         if self._faults.die_after is not None and self._tokens > self._faults.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._faults.stall_after is not None and self._tokens > self._faults.stall_after:
+            self._driver.stall()
         if self._faults.reset_after is not None and self._tokens > self._faults.reset_after:
             self._exchange.reset()
             return True

@@ -37,6 +37,7 @@ class Driver:
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._stalled = False
 
     def submit(self, order: Order, listener: Listener) -> None:
         """Start an order; ``listener`` hears of its tokens and its failure, and of nothing after its end."""
@@ -53,6 +54,10 @@ class Driver:
             pull.cancel()
         self._dispatch(self.engine.abort(order_id, reason))
         self.wake()
+
+    def stall(self) -> None:
+        """Make no step any more: what runs stays, and no counter moves."""
+        self._stalled = True
 
     def wake(self) -> None:
         """Look again at what there is to do: something from outside changed the engine."""
@@ -75,7 +80,7 @@ class Driver:
     async def _steps(self) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        while True:
+        while not self._stalled:
             now = loop.time()
             self.engine.expire(now)
             self._changed.clear()
@@ -90,6 +95,8 @@ class Driver:
             await asyncio.sleep(max(0.0, started - loop.time()))
             self._dispatch(self.engine.end(loop.time()))
             self._publish()
+
+        await asyncio.Event().wait()
 
     async def _sleep_until_change(self) -> None:
         expiry = self.engine.leases.next_expiry()
