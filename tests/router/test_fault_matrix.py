@@ -15,7 +15,7 @@ import pytest
 
 from twinpool.router.settings import Limits
 
-#: For workers that say nothing: long enough for the healthy ones on a busy machine. Nobody else is cut off by a time-out.
+#: For workers that say nothing; long enough for the healthy ones on a busy machine. Nobody else is cut off by time.
 SHORT = Limits(prefill_timeout=0.5, first_token_timeout=0.5, stall_timeout=0.5, connect_timeout=5.0)
 PATIENT = Limits(prefill_timeout=20.0, first_token_timeout=20.0, stall_timeout=20.0, connect_timeout=5.0)
 SILENT = ("hang", "stall later")
