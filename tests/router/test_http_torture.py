@@ -159,7 +159,7 @@ async def test_too_many_clients_are_told_so(make_router, kit):
 
 
 async def test_slow_clients_are_timed_out(make_router, kit):
-    router = await make_router(Limits(head_timeout=0.05, body_timeout=0.05, idle_timeout=0.05, linger=0.05))
+    router = await make_router(Limits(head_timeout=0.4, body_timeout=0.4, idle_timeout=0.4, linger=0.05))
     head, body, idle = [await router.connect() for _ in range(3)]
     head.send(b"GET /health HTTP/1.1\r\n")
     body.send(H + b"Content-Length: 10\r\n\r\n{")

@@ -26,7 +26,7 @@ async def pool_of(make_router, limits, decodes=1, prefills=0):
 
 
 async def test_a_stream_without_a_first_token_goes_to_another_worker(make_router, kit):
-    router = await pool_of(make_router, Limits(first_token_timeout=0.1), decodes=2, prefills=1)
+    router = await pool_of(make_router, Limits(first_token_timeout=0.5), decodes=2, prefills=1)
     router.engines[1].script = kit.hang
     client = await router.connect()
     client.send(kit.post(kit.STREAM) * 2)
