@@ -8,18 +8,16 @@ import os
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
 
-from twinpool.core.protocol import WorkerConfig
 from twinpool.localcluster.progress import Progress
 from twinpool.localengine import contract
 from twinpool.localengine.image import serving_environment
 from twinpool.localengine.install import ensure_engine
 from twinpool.localengine.models import TINY, ensure_model
+from twinpool.localengine.pod import LauncherPod, tiny_config
 from twinpool.worker.engines.command import Place, Pod
 from twinpool.worker.engines.vllm.flags import vllm_command
 from twinpool.worker.inject import inject
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-KV_BYTES = 256 * 2**20
 NOTHING_REMOTE = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
 
 
@@ -51,88 +48,18 @@ def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return inject(tmp_path_factory.mktemp("twinpool"))
 
 
-def config(**changes: object) -> WorkerConfig:
-    """Return the settings of a worker of a pool that serves the tiny model."""
-    base: dict[str, object] = {
-        "pool": "p",
-        "namespace": "n",
-        "role": "decode",
-        "revision": "r",
-        "engine": "vllm",
-        "model": "tiny",
-        "model_path": str(TINY.folder),
-        "max_model_len": 2048,
-        "connector": "nixl",
-        "startup_timeout": 300.0,
-        "args": (f"--kv-cache-memory-bytes={KV_BYTES}", "--seed=0"),
-    }
-    return WorkerConfig(**{**base, **changes})  # type: ignore[arg-type]
-
-
-class Launcher:
-    """The launcher as the engine's container would run it: the zipapp, started by the engine's own Python."""
-
-    def __init__(self, engine: Engine, zipapp: Path, folder: Path, ip: str, settings: WorkerConfig) -> None:
-        folder.mkdir()
-        self.ip = ip
-        self.log = folder / "log"
-        self.termination = folder / "termination"
-        environment = {
-            "HOME": os.environ.get("HOME", "/"),
-            **serving_environment(engine),
-            "POD_IP": ip,
-            "TWINPOOL_WORKER": settings.to_json(),
-            "TWINPOOL_TERMINATION_LOG": str(self.termination),
-        }
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [engine.python.with_name("python3"), zipapp, "run"], env=environment, stdout=log, stderr=log
-            )
-
-    def readyz(self) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://{self.ip}:8090/readyz", timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
-
-    def wait_ready(self, seconds: float = 240.0) -> None:
-        deadline = time.monotonic() + seconds
-        while self.readyz()[0] != 200:
-            assert self.process.poll() is None, self.log.read_text()[-4000:]
-            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
-            time.sleep(0.2)
-
-    def open(self, path: str, body: dict[str, object] | None = None) -> contextlib.AbstractContextManager:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://{self.ip}:8000{path}", data, {"Content-Type": "application/json"})
-        return urllib.request.urlopen(request, timeout=120)  # noqa: S310 (the scheme is in the line above)
-
-    def complete(self, **body: object) -> dict:
-        with self.open("/v1/completions", {"model": "tiny", "temperature": 0, **body}) as answer:
-            return json.load(answer)
-
-    def prompt_tokens_by_source(self) -> dict[str, float]:
-        with self.open("/metrics") as answer:
-            lines = [line for line in answer.read().decode().splitlines() if "prompt_tokens_by_source_total{" in line]
-        return {line.split('source="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
-
-
 @pytest.fixture(scope="module")
 def start(
     engine: Engine, zipapp: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[contextlib.AbstractContextManager]:
     """Start launchers, each on its own address; whatever is left at the end is killed."""
-    started: list[Launcher] = []
+    started: list[LauncherPod] = []
     folder = tmp_path_factory.mktemp("launchers")
 
-    def _start(**changes: object) -> Launcher:
+    def _start(**changes: object) -> LauncherPod:
         number = len(started) + 1
         ip = f"127.{128 + os.getpid() % 64}.{os.getpid() // 64 % 256}.{number}"
-        started.append(Launcher(engine, zipapp, folder / str(number), ip, config(**changes)))
+        started.append(LauncherPod(engine, zipapp, folder / str(number), ip, tiny_config(**changes)))
         return started[-1]
 
     yield _start
@@ -171,11 +98,11 @@ def test_every_name_that_twinpool_uses_is_in_the_installed_vllm(engine: Engine) 
 
 def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     settings = [
-        (config(role=role, gpus=gpus, tensor=max(gpus, 1), model_revision=revision, connector=connector), gpus)
+        (tiny_config(role=role, gpus=gpus, tensor=max(gpus, 1), model_revision=revision, connector=connector), gpus)
         for role, connector in (("prefill", "nixl"), ("decode", "nixl"), ("aggregated", None))
         for gpus, revision in ((0, None), (2, "abc"))
     ]
-    wide = config(role="decode", gpus=1, tensor=1, pipeline=2, nodes=2, connector="nixl")
+    wide = tiny_config(role="decode", gpus=1, tensor=1, pipeline=2, nodes=2, connector="nixl")
     places = [Place(rank, "10.0.0.7") for rank in (0, 1)]
     lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, gpus, Place()).argv[4:]) for one, gpus in settings]
     lines += [json.dumps(vllm_command(wide, Pod("10.0.0.7"), {}, 1, place).argv[4:]) for place in places]
@@ -213,9 +140,7 @@ def test_handoff_and_drain(start) -> None:
     prefill, decode = start(role="prefill"), start(role="decode")
     for each in (prefill, decode):
         each.wait_ready()
-    with decode.open("/metrics") as answer:
-        metrics = answer.read().decode()
-    (rank,) = load.work(metrics)
+    (rank,) = load.work(decode.metrics())
     assert (rank.engine, len(rank.marks)) == ("0", len(load.MARKS)), (
         "the real engine prints all that progress is read from"
     )

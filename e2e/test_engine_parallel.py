@@ -1,0 +1,127 @@
+"""The real vLLM over two ranks, in one pod and in two, behind its preflight; a lost headless rank restarts both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from twinpool.core.protocol import Leader
+from twinpool.localcluster.progress import Progress
+from twinpool.localengine.install import ensure_engine
+from twinpool.localengine.models import TINY, ensure_model
+from twinpool.localengine.pod import LauncherPod, tiny_config
+from twinpool.worker.inject import inject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from twinpool.localengine.layout import Engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+PROMPT = " ".join(f"word{i} alpha beta" for i in range(20))
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> Engine:
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        installed = ensure_engine(Progress())
+        ensure_model(TINY, installed, Progress())
+    return installed
+
+
+@pytest.fixture(scope="module")
+def start(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LauncherPod]]:
+    """Start pods, each on its own address; :func:`end` ends one."""
+    started: list[LauncherPod] = []
+    folder = tmp_path_factory.mktemp("pods")
+    zipapp = inject(folder)
+
+    def _start(environment: dict[str, str] | None = None, **changes: Any) -> LauncherPod:
+        number = len(started) + 1
+        ip = f"127.{144 + os.getpid() % 16}.{os.getpid() // 16 % 256}.{number}"
+        settings = tiny_config(connector=None, role="aggregated", python=str(engine.python), **changes)
+        started.append(LauncherPod(engine, zipapp, folder / str(number), ip, settings, environment))
+        return started[-1]
+
+    yield _start
+    end(*started)
+
+
+def end(*pods: LauncherPod) -> None:
+    for pod in pods:
+        pod.process.terminate()
+    for pod in pods:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pod.process.wait(timeout=60)
+        pod.process.kill()
+        pod.process.wait()
+
+
+@pytest.fixture(scope="module")
+def alone(start: Callable[..., LauncherPod]) -> str:
+    """What one rank alone answers."""
+    pod = start()
+    pod.wait_ready()
+    text = answer(pod)
+    assert pod.get("/preflight")[0] == 404, "one rank has no links"
+    end(pod)
+    return text
+
+
+def answer(pod: LauncherPod) -> str:
+    return str(pod.complete(prompt=PROMPT, max_tokens=16, ignore_eos=True)["choices"][0]["text"])
+
+
+def test_two_ranks_in_one_pod_answer_as_one_does(start: Callable[..., LauncherPod], alone: str) -> None:
+    pod = start(tensor=2)
+    pod.wait_ready()
+    assert answer(pod) == alone
+    code, body = pod.get("/preflight")
+    found = json.loads(body)
+    assert (code, found["outcome"], found["backend"], found["world"]) == (200, "passed", "gloo", 2)
+    assert len(found["links"]) == 1
+    assert 'twinpool_worker_preflight_outcome{outcome="passed"} 1' in pod.get("/metrics")[1]
+    end(pod)
+
+
+def test_two_ranks_in_two_pods_are_one_and_a_lost_headless_rank_restarts_both(
+    start: Callable[..., LauncherPod], alone: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "leader"
+
+    def rank(number: int) -> LauncherPod:
+        environment = {
+            "POD_UID": f"uid-{number}",
+            "POD_NAME": f"pod-{number}",
+            "TWINPOOL_NODE_RANK": str(number),
+            "TWINPOOL_LEADER_FILE": str(file),
+        }
+        return start(environment, tensor=2, nodes=2)
+
+    pods = [rank(0), rank(1)]
+    file.write_text(Leader(pods[0].ip, "uid-0", 1).to_json())
+    for pod in pods:
+        pod.wait_ready()
+    assert answer(pods[0]) == alone
+    assert json.loads(pods[0].get("/preflight")[1])["slowest"] == "pod-0 (rank 0) - pod-1 (rank 1)"
+
+    os.kill(pods[1].status()["engine"]["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while pods[0].readyz()[0] == 200:
+        assert time.monotonic() < deadline, "a leader without its headless rank serves nobody, whatever /health says"
+    assert json.loads(pods[0].readyz()[1])["cause"] == "RankLost"
+    for pod in pods:
+        pod.wait_ready()
+    assert answer(pods[0]) == alone
+    assert [pod.status()["epoch"] for pod in pods] == [2, 2]
+    assert 'twinpool_worker_engine_losses_total{cause="RankLost"} 1' in pods[0].get("/metrics")[1]
+    end(*pods)
