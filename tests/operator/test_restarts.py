@@ -145,6 +145,7 @@ def test_a_launchers_own_answer_is_understood() -> None:
 def test_a_launcher_of_an_earlier_version_says_less() -> None:
     found = read_life({"restarts": 2, "epoch": 3, "reason": None, "budget": "5", "window": "x"})
     assert found == Life(epoch=3, restarts=2)
+    assert read_life({"restarts": -7, "epoch": -1}) == Life(), "whatever an image answers, counts do not fall"
     assert read_life({"restarts": 1, "window": 600, "reason": "x" * 999}) == Life(
         restarts=1, window=600.0, reason="x" * 300
     )

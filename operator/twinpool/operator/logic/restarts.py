@@ -86,7 +86,7 @@ def _life(values: Mapping[str, Any]) -> Life:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return max(0, value) if isinstance(value, int) else 0
 
 
 def _seconds(value: Any) -> float:
