@@ -21,6 +21,7 @@ from twinpool.operator.logic.actions import (
     ScaleToZero,
     SetGate,
     TakeBack,
+    Try,
 )
 from twinpool.operator.logic.books import Entry, Report, Reports
 from twinpool.operator.logic.merge import merge
@@ -61,8 +62,8 @@ class ModelCluster:
         self.busy = 0
         #: What the launchers of leaders say.
         self.lives: dict[str, Life] = {}
-        #: Sets that the API server took in a dry run; None where it is not asked.
-        self.tried: frozenset[tuple[str, str]] | None = None
+        #: Sets that the API server took in a dry run, as an operator that does not restart remembers them.
+        self.tried: frozenset[tuple[str, str]] = frozenset()
         self._version = 0
 
     def version(self) -> str:
@@ -102,6 +103,8 @@ class ModelCluster:
         match action:
             case Apply(body, uid):
                 self._apply(copy.deepcopy(dict(body)), uid)
+            case Try(_, revision, role):
+                self.tried |= {(revision, role)}
             case Retire(name, uid, resource_version, until):
                 stored = self._exact("StatefulSet", name, uid, resource_version)
                 marks = {names.RETIRED_ANNOTATION: "true", protocol.ANNOTATION_DRAINING: until}

@@ -59,6 +59,21 @@ def test_as_long_as_one_of_them_was_not_taken_nothing_goes(make_pool: Any, model
     assert {child.label(protocol.LABEL_REVISION) for child in cluster.sets().values()} == {revision}
 
 
+def test_an_operator_that_starts_again_tries_again_and_goes_on(make_pool: Any, model_cluster: Any) -> None:
+    cluster = updated(make_pool, model_cluster, TIGHT)
+    revision = next(action.revision for action in cluster.planned() if isinstance(action, Try))
+    for turn in range(60):
+        if turn % 2:
+            cluster.tried = frozenset()
+        cluster.reconcile()
+        cluster.run_controllers()
+        cluster.end_pods()
+        cluster.set_ready()
+        assert len(cluster.sets()) <= 4, "over the budget"
+    cluster.settle()
+    assert [child.label(protocol.LABEL_REVISION) for child in cluster.sets().values()] == [revision] * 4
+
+
 def test_numbers_follow_the_spec_while_a_revision_is_refused(make_pool: Any, model_cluster: Any) -> None:
     cluster = updated(make_pool, model_cluster, TIGHT)
     more = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
