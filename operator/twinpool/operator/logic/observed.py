@@ -6,6 +6,7 @@ the middle of its creation has few.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -189,7 +190,8 @@ def read_child(kind: str, body: Body) -> Child:
     """Trim a child to what planning needs."""
     metadata = body["metadata"]
     status = body.get("status") or {}
-    content = {key: value for key, value in body.items() if key not in ("metadata", "status", "apiVersion", "kind")}
+    rest = {key: value for key, value in body.items() if key not in ("metadata", "status", "apiVersion", "kind")}
+    content: dict[str, Any] = _shared(rest)
     content["metadata"] = {
         "labels": dict(metadata.get("labels") or {}),
         "annotations": dict(metadata.get("annotations") or {}),
@@ -208,6 +210,15 @@ def read_child(kind: str, body: Body) -> Child:
         complaint=_replica_failure(status.get("conditions") or ()),
         created=seconds(metadata.get("creationTimestamp")),
     )
+
+
+def _shared(value: Any) -> Any:
+    """Return a copy that shares its words with other objects, and keeps nothing of a large answer that was parsed."""
+    if isinstance(value, str):
+        return sys.intern(value)
+    if isinstance(value, Mapping):
+        return {sys.intern(key): _shared(inner) for key, inner in value.items()}
+    return [_shared(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _other_writer(entries: Iterable[Body]) -> str:
