@@ -202,7 +202,7 @@ def test_deleted_children_come_back(pool: Pool, start: Callable[[], OperatorProc
     before = {(item["kind"], item["metadata"]["uid"]) for item in pool.objects()}
     names = set(pool.names("statefulset"))
     pool.kubectl("delete", KINDS, "-l", OWN, "--wait=false")
-    wait_until(lambda: len(pool.objects()) == len(before) and pool.settled(1, 1), 60, "everything is back")
+    wait_until(lambda: len(pool.objects()) == len(before) and pool.settled(1, 1), 120, "everything is back")
     assert not before & {(item["kind"], item["metadata"]["uid"]) for item in pool.objects()}
     assert not names & set(pool.names("statefulset")), "a group's name is never used again"
 

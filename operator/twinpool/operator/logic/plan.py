@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
 from twinpool.operator.logic import names, progress, restarts
+from twinpool.operator.logic.account import with_account
 from twinpool.operator.logic.actions import Action, Delete, Plan, Try
 from twinpool.operator.logic.conditions import Situation
 from twinpool.operator.logic.contest import applies
@@ -45,7 +46,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     children = {(child.kind, child.name): child for child in observed.children}
     serial = max(observed.last_serial, last_serial(existing, _remembered(pool, children)))
     wanted_objects = [
-        *router_objects(pool, settings, serial),
+        *_router(pool, children, settings, serial),
         *(headless_service(pool, name) for name in names.roles(pool)),
         *(disruption_budget(pool, name) for name in names.roles(pool)),
         *(revision_object(pool, item) for item in decision.revisions.values() if item.name not in decision.beyond),
@@ -78,6 +79,13 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     )
     again = [*pinning_ends(observed, existing), *([] if ends is None else [ends])]
     return Plan(tuple(actions), status(situation, now), _requeue_after(existing, again, now))
+
+
+def _router(
+    pool: InferencePool, children: Mapping[tuple[str, str], Child], settings: Settings, serial: int
+) -> list[Body]:
+    bodies = router_objects(pool, settings, serial)
+    return [with_account(body, children) if body["kind"] == "Deployment" else body for body in bodies]
 
 
 def _remembered(pool: InferencePool, children: Mapping[tuple[str, str], Child]) -> str | None:
