@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,15 +64,11 @@ class Retire:
     ``until`` (RFC 3339) is when it is scaled to 0 even if requests still run.
     """
 
+    kind: ClassVar[str] = "StatefulSet"
     name: str
     uid: str
     resource_version: str
     until: str
-
-    @property
-    def kind(self) -> str:
-        """Return the kind of a group's object."""
-        return "StatefulSet"
 
 
 #: Why a drain ended: nothing was in flight any more, time was over, or the group did not serve.
@@ -83,31 +79,23 @@ DrainResult = Literal["drained", "deadline", "not_serving"]
 class ScaleToZero:
     """End the pods of a marked group, provided that it is still the object that was observed."""
 
+    kind: ClassVar[str] = "StatefulSet"
     name: str
     uid: str
     resource_version: str
     result: DrainResult
-
-    @property
-    def kind(self) -> str:
-        """Return the kind of a group's object."""
-        return "StatefulSet"
 
 
 @dataclass(frozen=True, slots=True)
 class SetGate:
     """Open or close a pod's readiness gate."""
 
+    kind: ClassVar[str] = "Pod"
     name: str
     uid: str
     open: bool
     reason: str
     message: str
-
-    @property
-    def kind(self) -> str:
-        """Return the kind of the object."""
-        return "Pod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,29 +113,21 @@ class Annotate:
 class HandOver:
     """Hand a gated pod to kube-scheduler, for one node or (empty) any, by a JSON patch that tests who the pod is."""
 
+    kind: ClassVar[str] = "Pod"
     name: str
     uid: str
     node: str
     patch: tuple[Mapping[str, Any], ...]
-
-    @property
-    def kind(self) -> str:
-        """Return the kind of the object."""
-        return "Pod"
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
     """Delete a pod that must get another node: one that was handed over cannot be gated again."""
 
+    kind: ClassVar[str] = "Pod"
     name: str
     uid: str
     reason: str
-
-    @property
-    def kind(self) -> str:
-        """Return the kind of the object."""
-        return "Pod"
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,11 @@ class Executor:
             raise ApiRefused(_CONFLICT, error.message) from error
         _log.info("%s/%s: pod %s goes to %s", *key, action.name, f"node {action.node}" if action.node else "any node")
 
+    async def _merge_group(self, key: PoolKey, name: str, body: Mapping[str, Any]) -> None:
+        """Merge into a group's StatefulSet, and remember it as that left it."""
+        answer = await self._cluster.merge("StatefulSet", key[0], name, body)
+        self._memory.wrote(key, read_child("StatefulSet", answer))
+
     async def _leave(self, key: PoolKey, action: Retire | ScaleToZero | SetGate) -> None:
         """Carry out what takes groups into and out of service."""
         namespace, _pool = key
@@ -224,15 +229,11 @@ class Executor:
             case Retire(name, uid, version, until):
                 marks = {names.RETIRED_ANNOTATION: "true", protocol.ANNOTATION_DRAINING: until}
                 body: dict[str, Any] = {"metadata": {"uid": uid, "resourceVersion": version, "annotations": marks}}
-                self._memory.wrote(
-                    key, read_child("StatefulSet", await self._cluster.merge("StatefulSet", namespace, name, body))
-                )
+                await self._merge_group(key, name, body)
                 _log.info("%s/%s: group %s is on its way out, its requests may run until %s", *key, name, until)
             case ScaleToZero(name, uid, version, result):
                 body = {"metadata": {"uid": uid, "resourceVersion": version}, "spec": {"replicas": 0}}
-                self._memory.wrote(
-                    key, read_child("StatefulSet", await self._cluster.merge("StatefulSet", namespace, name, body))
-                )
+                await self._merge_group(key, name, body)
                 self._metrics.drains.labels(result).inc()
                 _log.info("%s/%s: scaled group %s to 0: %s", *key, name, result)
             case SetGate(name, uid, opened, reason, message):
