@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 
 from twinpool.core import protocol
 from twinpool.operator.logic.merge import merge
-from twinpool.operator.shell.watch import _CHILDREN
+from twinpool.operator.shell.watch import _CHILDREN, LIST_CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -154,11 +154,17 @@ class FakeApi:
             del self._watchers[queue]
         return response
 
+    def _list(self, request: web.Request, plural: str) -> web.Response:
+        items = [body for (kind, _, _), body in self.objects.items() if kind == plural]
+        start, limit = int(request.query.get("continue") or 0), int(request.query.get("limit") or len(items))
+        more = str(start + limit) if len(items) > start + limit else ""
+        metadata = {"resourceVersion": str(self._version), "continue": more}
+        return web.json_response({"metadata": metadata, "items": items[start : start + limit]})
+
     async def _object(self, request: web.Request, plural: str, namespace: str, name: str | None) -> web.Response:
         body = await request.json() if request.can_read_body else {}
         if name is None and request.method == "GET":
-            items = [body for (kind, _, _), body in self.objects.items() if kind == plural]
-            return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": items})
+            return self._list(request, plural)
         known = self.objects.get((plural, namespace, name or body["metadata"]["name"]))
         if request.method == "POST":
             return _status(409, "exists") if known else web.json_response(self.put(body, plural), status=201)
@@ -418,3 +424,24 @@ async def test_a_start_with_many_objects_blocks_nothing(api: FakeApi, running: A
         api.put({"metadata": {"name": f"pod-{number}", "namespace": "team", "labels": labels}}, "pods")
     operator = await running(api)
     await operator.until(lambda: operator.settled(600))
+
+
+async def test_a_list_that_takes_too_long_is_begun_anew(api: FakeApi, running: Any) -> None:
+    """The API server forgets what a list goes on from after some minutes: 410 on its next chunk."""
+    labels = {protocol.LABEL_MANAGED_BY: protocol.MANAGED_BY, protocol.LABEL_POOL: "other"}
+    for number in range(2 * LIST_CHUNK):
+        api.put({"metadata": {"name": f"pod-{number}", "namespace": "team", "labels": labels}}, "pods")
+    refused = 0
+
+    async def forgetful(request: web.Request) -> web.Response | None:
+        nonlocal refused
+        ours = "PartialObjectMetadata" in request.headers.get("Accept", "")
+        if not request.path.endswith("/pods") or not request.query.get("continue") or ours or refused == 2:
+            return None
+        refused += 1
+        return _status(410, "The provided continue parameter is too old")
+
+    api.trouble = forgetful
+    operator = await running(api)
+    await operator.until(lambda: operator.settled(2 * LIST_CHUNK))
+    assert refused == 2

@@ -50,6 +50,7 @@ def test_replicas_do_not_reach_the_pods(make_pool: Callable[..., Any]) -> None:
 
 def test_no_number_of_objects_can_block_the_start() -> None:
     assert watch_settings().queueing.worker_limit is None, "with a limit, more objects than workers wait for each other"
+    assert watch_settings().watching.chunk_size, "a list of everything at once is in memory as a whole, several times"
     assert watch_settings().watching.inactivity_timeout, "a silent connection is given up"
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Seconds without a byte after which a watch counts as silent: kopf has reconnected twice by then.
 SILENT_AFTER = 180.0
 
+#: What the API server answers when it no longer knows the state that the first chunk of a list was taken from.
+_GONE = 410
+
 
 class Streams:
     """What the watches' connections receive. ``relisted`` is called with the path of a watch that starts anew."""
@@ -46,9 +49,13 @@ class Streams:
         )
 
     async def _answered(self, _: Any, __: Any, event: aiohttp.TraceRequestEndParams) -> None:
+        path, query = event.url.path, event.url.query
+        if event.response.status == _GONE and query.get("continue"):
+            event.response.release()
+            # Of all errors kopf takes this one for a list that was cut off, which it begins anew; a 410 would end it.
+            raise aiohttp.ClientPayloadError(f"listing {path} took too long: the API server cannot go on from there")
         if event.response.status != 200 or event.method != "GET":
             return
-        path, query = event.url.path, event.url.query
         if query.get("watch") == "true":
             self._open[path], self._bytes[path], self._heard[path] = event.response, 0, self._now()
             async with self._begun:

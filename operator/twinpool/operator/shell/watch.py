@@ -78,6 +78,13 @@ def selector(kind: str) -> str:
     return f"{ours},!{protocol.LABEL_GROUP}" if kind == "ControllerRevision" else ours
 
 
+#: Objects that one answer of a list holds, and seconds for which kopf keeps the last event of an object. Both bound how
+#: many whole objects are in memory at once, of which the caches keep a small part: starting with 500 pools and
+#: 5,000 pods took 700 MiB without, which the process then kept, and 220 MiB with (``make bench NAME=operator``).
+LIST_CHUNK = 250
+IDLE_TIMEOUT = 0.1
+
+
 def watch_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: post nothing, scan nothing, receive only what carries our label."""
     settings = kopf.OperatorSettings()
@@ -89,6 +96,8 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = Patience()
     settings.persistence.diffbase_storage = NothingKept()
     settings.process.ultimate_exiting_timeout = 10.0
+    settings.watching.chunk_size = LIST_CHUNK
+    settings.queueing.idle_timeout = IDLE_TIMEOUT
     settings.watching.label_selectors["", "v1", "pods"] = selector(POD)
     for kind, (_, resource) in _CHILDREN.items():
         settings.watching.label_selectors[resource] = selector(kind)
