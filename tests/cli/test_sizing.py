@@ -80,7 +80,7 @@ def test_what_is_legal_but_poor_is_said(
     ("more", "words"),
     [
         (["--model-config", "{}/none.json"], "give the model's config.json"),
-        (["--model-config", "{}/config.json", "--gpu", "b9"], "use a100, h100, h200"),
+        (["--model-config", "{}/config.json", "--gpu", "b9"], "use a100, h100, h200, b200"),
     ],
 )
 def test_what_cannot_be_used_is_refused(

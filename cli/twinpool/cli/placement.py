@@ -88,7 +88,9 @@ def plan(
     model_config: Annotated[
         Path | None, Parameter(help="config.json of the model: say too whether it fits, and which split serves most.")
     ] = None,
-    gpu: Annotated[str, Parameter(help="Kind of GPU for --model-config: a100, h100 or h200.")] = "h100",
+    gpu: Annotated[
+        str, Parameter(help="Kind of GPU for --model-config: a100, h100, h200, b200, gb200, l4, l40s, mi300x or cpu.")
+    ] = "h100",
     tokens: Annotated[int | None, Parameter(help="Tokens of a request; default: model.maxModelLen.")] = None,
     concurrency: Annotated[int, Parameter(help="Requests at once on one replica.")] = 32,
     output: Output = "text",

@@ -80,7 +80,7 @@ def sizing(pool: InferencePool, config: Path, gpu: str, context: int | None, con
     )
     roles, best = {}, {}
     for name, role in names.roles(pool).items():
-        network = Network(per_node=role.resources.gpu.per_node or 1)
+        network = Network(role.resources.gpu.per_node or 1, ACCELERATORS[gpu].inside, ACCELERATORS[gpu].across)
         split = Split(role.parallelism.tensor, role.parallelism.pipeline)
         roles[name] = option(shape, ACCELERATORS[gpu], split, work, network)
         ranked = options(shape, ACCELERATORS[gpu], work, network)

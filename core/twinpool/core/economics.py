@@ -112,17 +112,18 @@ def prices_of(
     """Return the prices of ``shape`` on ``gpus`` GPUs, its KV moving over ``link`` in blocks of ``block_size`` tokens.
 
     Two FLOPs per weight and token and four per layer, head element and token pair (see ``timing.prefill_work``); one
-    descriptor for the keys and one for the values of each layer and block (vLLM's NIXL layout).
+    descriptor for the keys and one for the values of each layer and block (vLLM's NIXL layout). A step of a mixture is
+    priced as if it read every expert, which a batch of a few dozen tokens nearly does.
     """
     link = link or Link()
-    flops = gpus * gpu.flops * gpu.flops_share
+    flops = gpus * gpu.peak(shape.weight_bytes) * gpu.flops_share
     bandwidth = gpus * gpu.bandwidth * gpu.bandwidth_share
     kv = kv_bytes_per_token(shape)
     return Prices(
         overhead=gpu.overhead,
         weights=shape.parameters * shape.weight_bytes / bandwidth,
         context=kv / bandwidth,
-        token=2 * shape.parameters / flops,
+        token=2 * shape.active / flops,
         pair=4 * shape.layers * shape.heads * shape.head_dim / flops,
         pull_setup=link.setup,
         pull_token=kv / link.bandwidth + 2 * shape.layers * link.per_descriptor / block_size,

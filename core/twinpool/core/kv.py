@@ -7,22 +7,31 @@ answer. Sources are named at each formula.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twinpool.core.experts import Experts
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The numbers of a dense decoder that decide its time and memory.
+    """The numbers of a decoder that decide its time and memory.
 
     Parameters
     ----------
     layers, heads, kv_heads, head_dim:
-        As in the model's ``config.json``; ``kv_heads`` below ``heads`` is grouped-query attention.
+        As in the model's ``config.json``; ``kv_heads`` below ``heads`` is grouped-query attention. Under latent
+        attention ``head_dim`` is the mean of what queries and values have.
     parameters:
-        Weights, embeddings included; every token reads and computes with all of them.
+        Weights, embeddings and all experts included.
     weight_bytes, kv_bytes:
         Bytes of one weight and of one cached element (2: bfloat16).
     latent:
         Elements cached per token and layer under multi-head latent attention (rank + rotary part); None without.
+    width:
+        Elements of a token between layers; 0: ``heads x head_dim``, as most models have it.
+    experts:
+        The routed experts of a mixture; None: every token computes with all weights.
     """
 
     name: str
@@ -34,6 +43,25 @@ class ModelShape:
     weight_bytes: int = 2
     kv_bytes: int = 2
     latent: int | None = None
+    width: int = 0
+    experts: Experts | None = None
+
+    @property
+    def hidden(self) -> int:
+        """Return the elements of a token between layers."""
+        return self.width or self.heads * self.head_dim
+
+    @property
+    def active(self) -> float:
+        """Return the weights that one token computes with."""
+        return self.read(1)
+
+    def read(self, tokens: float) -> float:
+        """Return the weights that a step of ``tokens`` reads: all but the experts that none of them is sent to."""
+        if self.experts is None:
+            return self.parameters
+        unused = self.experts.count - self.experts.touched(tokens)
+        return self.parameters - self.experts.layers * self.experts.parameters * unused
 
 
 #: Shapes by name, from the models' published ``config.json``.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core.communication import Wire, tensor_seconds
 from twinpool.core.errors import InvalidValue
 from twinpool.core.kv import ModelShape, kv_bytes_per_token_per_gpu
 from twinpool.core.timing import Accelerator, decode_work, prefill_work, step_seconds
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 UTILISATION = 0.9
 #: Prompt tokens of one engine step, which decide the memory for activations (vLLM's default with chunked prefill).
 STEP_TOKENS = 8192
-#: Two all-reduces in each layer (Megatron-LM: one after attention, one after the MLP).
-_REDUCES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +138,9 @@ def _rates(shape: ModelShape, gpu: Accelerator, split: Split, work: Workload, ne
 
 
 def _reducing(shape: ModelShape, split: Split, tokens: int, network: Network) -> float:
-    """Return the seconds of the all-reduces of one step, over the stages' own layers (ring all-reduce)."""
-    if split.tensor == 1:
-        return 0.0
-    bandwidth = network.inside if split.tensor <= network.per_node else network.across
-    share = 2 * (split.tensor - 1) / split.tensor
-    size = tokens * shape.heads * shape.head_dim * shape.weight_bytes
-    return _REDUCES * shape.layers / split.pipeline * share * size / bandwidth
+    """Return the seconds of the all-reduces of one step, over the stages' own layers."""
+    wire = Wire(network.inside if split.tensor <= network.per_node else network.across)
+    return tensor_seconds(shape, tokens, split.tensor, wire) / split.pipeline
 
 
 def _warnings(shape: ModelShape, split: Split, network: Network) -> tuple[str, ...]:
