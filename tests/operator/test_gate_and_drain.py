@@ -350,9 +350,10 @@ def test_an_answer_is_read_by_the_uid_of_the_leader() -> None:
         "inFlight": 2,
         "tokensInFlight": 30,
         "unpulledHandoffs": 1,
+        "cachedTokensUsed": 7,
     }
     answer = {"synced": True, "current": True, "endpoints": [entry, {"uid": ""}, "x", {"uid": "v", "inFlight": "x"}]}
-    assert read_report(answer) == Report({"u": Entry(True, False, 2, 30, 1), "v": Entry()})
+    assert read_report(answer) == Report({"u": Entry(True, False, 2, 30, 1, 7), "v": Entry()})
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"endpoints": {}}])

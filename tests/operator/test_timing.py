@@ -123,12 +123,12 @@ def test_facts_come_from_pods_and_from_the_routers_books(make_pool: Make) -> Non
     groups = [member(1, node="a"), member(2, node="a"), member(3, node="b", revision="old"), member(4, retired=True)]
     reports = {
         "r": Report({"p1": Entry(in_flight=1, tokens=10), "x": Entry(tokens=5000)}),
-        "s": Report({"p1": Entry(unpulled=1), "p3": Entry(in_flight=1)}),
+        "s": Report({"p1": Entry(unpulled=1), "p2": Entry(cached=70), "p3": Entry(in_flight=1)}),
         "t": None,
     }
     assert facts(Observed(make_pool(), reports=reports), groups, "new") == {
         "g1": Facts(crowding=1, work=12),
-        "g2": Facts(crowding=1),
+        "g2": Facts(crowding=1, work=70),
         "g3": Facts(outdated=True, work=1),
     }
     assert facts(Observed(make_pool()), groups, "new")["g1"].work == 0

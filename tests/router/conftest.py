@@ -27,6 +27,8 @@ from twinpool.worker.engines.simulated.server import running
 
 DEADLINE = 10.0
 
+#: What a prefill engine says of the prompt.
+USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 500}}
 PARAMS = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -172,7 +174,7 @@ SSE = SSE_HEAD + b"".join(chunk(e) for e in EVENTS) + b"0\r\n\r\n"
 async def answer_normally(engine: Engine, seen: Seen) -> None:
     """Prefill legs get parameters, streams five events, the rest a short JSON answer."""
     if seen.body and seen.prefill:
-        seen.writer.write(response(json.dumps({"id": "p", "kv_transfer_params": PARAMS}).encode()))
+        seen.writer.write(response(json.dumps({"id": "p", "kv_transfer_params": PARAMS, "usage": USAGE}).encode()))
     elif seen.body and seen.json.get("stream"):
         seen.writer.write(SSE)
     else:

@@ -125,6 +125,7 @@ async def test_from_start_to_drain(program, kit):
     assert entry["tokensInFlight"] > 0
     entry = next(e for e in (await program.page("/admin/endpoints")).json["endpoints"] if e["role"] == "prefill")
     assert (entry["inFlight"], entry["unpulledHandoffs"]) == (0, 1)
+    assert 900 < entry["cachedTokensUsed"] <= 1000, "two prompts, each with 500 cached tokens, fading"
 
     program.process.send_signal(signal.SIGTERM)
     await program.wait_for("/ready", lambda a: a.status == 503 and a.json["reason"] == "draining")

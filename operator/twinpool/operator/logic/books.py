@@ -27,6 +27,8 @@ class Entry:
     tokens: int = 0
     #: Handoffs whose KV cache nobody has pulled yet.
     unpulled: int = 0
+    #: Prompt tokens that its cache has spared lately, fading: what would be computed again without it.
+    cached: int = 0
 
     @property
     def idle(self) -> bool:
@@ -66,6 +68,7 @@ def read_report(document: Any) -> Report | None:
                 in_flight=_count(item.get("inFlight")),
                 tokens=_count(item.get("tokensInFlight")),
                 unpulled=_count(item.get("unpulledHandoffs")),
+                cached=_count(item.get("cachedTokensUsed")),
             )
     return Report(entries, document.get("synced") is True and document.get("current") is True)
 

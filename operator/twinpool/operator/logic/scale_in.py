@@ -1,7 +1,8 @@
 """Which group goes when one must: the one whose loss costs least.
 
-In this order: what does not serve, what is outdated, what is worst placed, what has least work in flight, and between
-equals the newest, so that the same pool always gives the same answer.
+In this order: what does not serve, what is outdated, what is worst placed, what is cheapest to lose in tokens (work in
+flight that is waited for, and what its cache has spared lately and would be computed again), and between equals the
+newest, so that the same pool always gives the same answer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Facts:
     outdated: bool = False
     #: Other groups of its role on its nodes: the more, the less their common node's end would leave.
     crowding: int = 0
-    #: Tokens that routers have sent it and not seen finished, and KV that waits to be pulled.
+    #: Tokens that routers have sent it and not seen finished, KV that waits to be pulled, and prompt tokens that its
+    #: cache has spared lately.
     work: int = 0
 
 
@@ -82,4 +84,4 @@ def _work(observed: Observed, group: Group) -> int:
         for uid, entry in report.entries.items()
         if uid in uids
     ]
-    return sum(entry.tokens + entry.in_flight + entry.unpulled for entry in entries)
+    return sum(entry.tokens + entry.in_flight + entry.unpulled + entry.cached for entry in entries)

@@ -63,6 +63,8 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     number: int
     numbers: Numbers
     loads: list[tuple[str, Load]]
+    #: Cached prompt tokens that were of use lately, by endpoint id.
+    warmth: dict[str, int] = {}
     #: Open connections, and CPU seconds used since the start.
     clients: int = 0
     cpu: float = 0.0

@@ -39,6 +39,8 @@ class Child:
         self._answers: dict[int, asyncio.Event] = {}
         self._draining = False
         self.loads: list[tuple[str, Load]] = []
+        #: Kept over a new start: what caches were good for does not change with the process that saw it.
+        self.warmth: dict[str, int] = {}
         self.up = False
         #: Of the last report: open connections, and the CPU seconds used until then.
         self.clients = 0
@@ -85,7 +87,7 @@ class Child:
 
     def _take(self, report: channel.Report) -> None:
         self.up = True
-        self._last, self.loads = report.numbers, report.loads
+        self._last, self.loads, self.warmth = report.numbers, report.loads, report.warmth
         self.clients, self.cpu = report.clients, report.cpu
         answered = self._answers.pop(report.number, None)
         if answered is not None:

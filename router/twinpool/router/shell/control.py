@@ -12,6 +12,7 @@ import json
 import logging
 import signal
 import socket
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -259,11 +260,16 @@ class Control:
         # Asked after they were told of ``published``, so that what they answer was counted with it in use.
         current = await self._refresh()
         loads = self._loads()
+        warmth: Counter[str] = Counter()
+        for child in self._children:
+            warmth.update(child.warmth)
         body = {
             "pool": self._settings.config.pool,
             "synced": self._synced,
             "current": current,
-            "endpoints": [_entry(endpoint, loads.get(endpoint.id, Load())) for endpoint in published],
+            "endpoints": [
+                _entry(endpoint, loads.get(endpoint.id, Load()), warmth[endpoint.id]) for endpoint in published
+            ],
         }
         return 200, JSON, json.dumps(body).encode()
 
@@ -284,7 +290,7 @@ class Control:
         return all(await asyncio.gather(*(child.refresh(self._questions) for child in self._children)))
 
 
-def _entry(endpoint: Endpoint, load: Load) -> dict[str, Any]:
+def _entry(endpoint: Endpoint, load: Load, warmth: int) -> dict[str, Any]:
     """Return an endpoint as ``/admin/endpoints`` shows it."""
     return {
         "id": endpoint.id,
@@ -301,4 +307,5 @@ def _entry(endpoint: Endpoint, load: Load) -> dict[str, Any]:
         "tokensInFlight": load.tokens,
         "prefillSeconds": load.backlog,
         "unpulledHandoffs": load.unpulled,
+        "cachedTokensUsed": warmth,
     }

@@ -48,7 +48,12 @@ class DataProcess:
         suspects = (self.pool.directory.known[endpoint] for endpoint in self.pool.suspects())
         numbers.values["twinpool_router_endpoint_suspect"] = {(e.pod, e.role): 1.0 for e in suspects}
         return channel.Report(
-            number, numbers, self.pool.ledger.items(), clients=len(self._clients), cpu=time.process_time()
+            number,
+            numbers,
+            self.pool.ledger.items(),
+            warmth=self.pool.warmth.tokens(self.pool.clock()),
+            clients=len(self._clients),
+            cpu=time.process_time(),
         )
 
     async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -154,7 +154,9 @@ class Exchange:
             if params is None:
                 self._apply(handoff.prefill_failed(self._state, "no_params"))
                 return
-            self.pool.chooser.prefilled(leg.endpoint, leg.expected, leg.seconds, cached_tokens(body))
+            cached = cached_tokens(body)
+            self.pool.chooser.prefilled(leg.endpoint, leg.expected, leg.seconds, cached)
+            self.pool.warmth.add(leg.endpoint.id, cached or 0, self.pool.clock())
             self._params = params
             self._prefill_endpoint = leg.endpoint
             self._held = self.pool.ledger.hold(leg.endpoint.id)

@@ -15,6 +15,7 @@ from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.metrics import Numbers
 from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
+from twinpool.router.logic.warmth import Warmth
 from twinpool.router.shell.access import AccessLog
 from twinpool.router.shell.admission import Admission
 from twinpool.router.shell.upstream import Connections
@@ -49,6 +50,7 @@ class Pool:
         self._shares: dict[str, float] = {}
         self.ledger = Ledger()
         self.chooser = Chooser(config, self.ledger, rng, processes)
+        self.warmth = Warmth()
         self.breaker = Breaker()
         self.numbers = Numbers()
         self.connections = Connections(loop, limits)
@@ -76,6 +78,7 @@ class Pool:
         admitted = (endpoint.id for endpoint in known if endpoint.admitted)
         self.breaker.keep(self.directory.known, admitted, self.loop.time())
         self.chooser.keep(self.directory.known)
+        self.warmth.keep(self.directory.known)
         self.connections.sweep(set(self.directory.known))
         # Each data process has its share of the places, and at least one.
         self.admission.resize(-(-self.config.queue_concurrency * len(self.directory.decode) // self._processes))
