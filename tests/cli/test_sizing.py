@@ -76,6 +76,24 @@ def test_what_is_legal_but_poor_is_said(
     assert "none; take a larger GPU, or fewer requests at once" in out
 
 
+def test_a_layout_is_told_in_seconds(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert "in seconds: give --model-config" in capsys.readouterr().out
+    asked = [*arguments, "--model-config", f"{tmp_path}/config.json", "--gpu", "h200", "--tokens", "2048"]
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (prefill,) = [line for line in lines if "tensor ranks of 1 prefill group over host" in line]
+    assert "us for each prompt token" in prefill
+    (decode,) = [line for line in lines if "tensor ranks of 1 decode group over host" in line]
+    assert "us for each written token" in decode
+    assert any("handoff: 100% of the KV over cluster" in line or "of the KV over host" in line for line in lines)
+    assert any("spread: one rack takes at most 100% of the decode groups" in line for line in lines)
+    assert main([*asked, "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)["seconds"]
+    assert {item["rule"] for item in told["rules"]} == {"tensor"}
+    assert told["handoff"] == pytest.approx(told["handoffs"][0]["seconds"])
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

@@ -17,7 +17,8 @@ from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.pools import from_file, observe, with_manifest
-from twinpool.cli.sizing import sizing
+from twinpool.cli.seconds import cost_lines, costs_json
+from twinpool.cli.sizing import served, sizing
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.placement import Placement
@@ -27,9 +28,10 @@ from twinpool.operator.logic.groups import Group, groups
 from twinpool.operator.logic.observed import Observed, PodView, read_child
 from twinpool.operator.logic.placement import reading
 from twinpool.operator.logic.placement.ledger import Claim, decide, whole, with_holders
-from twinpool.operator.logic.placement.model import Assignment, Node, Shortfall
+from twinpool.operator.logic.placement.model import Assignment, Constraints, Gang, Node, Shortfall
 from twinpool.operator.logic.placement.place import place
 from twinpool.operator.logic.placement.score import Score, score
+from twinpool.operator.logic.placement.seconds import costs
 from twinpool.operator.logic.placement.tree import Tree, tree
 from twinpool.operator.logic.plan import plan as operator_plan
 from twinpool.operator.logic.settings import Settings
@@ -37,6 +39,7 @@ from twinpool.operator.logic.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from twinpool.core.spec import InferencePool
     from twinpool.core.topology import Topology
     from twinpool.operator.logic.placement.reading import Held
 
@@ -73,6 +76,8 @@ class Layout:
     short: Mapping[str, Shortfall]
     score: Score
     domains: Tree
+    gangs: Sequence[Gang]
+    wants: Constraints
 
 
 def plan(
@@ -86,7 +91,8 @@ def plan(
     kube_context: KubeContext = "",
     topology: TopologyName = AUTO,
     model_config: Annotated[
-        Path | None, Parameter(help="config.json of the model: say too whether it fits, and which split serves most.")
+        Path | None,
+        Parameter(help="config.json of the model: tells seconds, whether it fits, which split serves most."),
     ] = None,
     gpu: Annotated[
         str, Parameter(help="Kind of GPU for --model-config: a100, h100, h200, b200, gb200, l4, l40s, mi300x or cpu.")
@@ -104,15 +110,20 @@ def plan(
     seen = _from_file(nodes) if nodes else _from_cluster(kubectl)
     chosen = observed.pool.spec.placement is not None
     layout = foreseen(observed, seen, preset(topology))
-    sized = sizing(observed.pool, model_config, gpu, tokens, concurrency) if model_config else None
+    what = served(observed.pool, model_config, gpu, tokens, concurrency) if model_config else None
+    sized = sizing(observed.pool, what) if what else None
+    cost = costs(layout.gangs, layout.places, layout.domains, layout.wants, what) if what else None
     if output == "json":
-        more = {"sizing": sized.to_json()} if sized else {}
+        more = {"sizing": sized.to_json(), "seconds": costs_json(cost)} if sized and cost else {}
         sys.stdout.write(json.dumps({**as_json(observed, layout), **more}) + "\n")
     else:
         if not chosen:
             sys.stdout.write("the pool leaves its nodes to kube-scheduler; with `placement: {}` they would be:\n")
         _write(layout)
-        sys.stdout.writelines(f"{line}\n" for line in (sized.lines() if sized else ()))
+        if what and cost and sized:
+            sys.stdout.writelines(f"{line}\n" for line in (*cost_lines(cost, what), *sized.lines()))
+        else:
+            sys.stdout.write("what that is in seconds: give --model-config (config.json of the model)\n")
     return 1 if layout.short or (sized and not sized.fits) else 0
 
 
@@ -157,7 +168,7 @@ def foreseen(observed: Observed, seen: Seen, topology: Topology) -> Layout:
     places = {name: found.nodes for name, found in ledger.verdicts.items() if found.nodes}
     places |= {claim.name: where for claim in existing if (where := _where(claim))}
     short = {name: found.short for name, found in ledger.verdicts.items() if found.short}
-    return _layout(claims, Assignment(places, short), seen, topology)
+    return _layout(pool, claims, Assignment(places, short), seen, topology)
 
 
 def compared(observed: Observed, seen: Seen, topology: Topology) -> tuple[Layout, Layout]:
@@ -171,7 +182,8 @@ def compared(observed: Observed, seen: Seen, topology: Topology) -> tuple[Layout
     pending = place(gangs, _held(others), there, topology, wants).short
     now = Assignment(there, pending)
     anew = place([gang for gang in gangs if gang.name in there], _held(others), {}, topology, wants)
-    return _layout(claims, now, others, topology), _layout(claims, anew, others, topology)
+    pool = observed.pool
+    return _layout(pool, claims, now, others, topology), _layout(pool, claims, anew, others, topology)
 
 
 def _coming(observed: Observed, known: set[str], topology: Topology) -> list[Claim]:
@@ -200,12 +212,13 @@ def _where(claim: Claim) -> tuple[str, ...]:
     return tuple(fixed[rank] for rank in sorted(fixed)) if len(fixed) == claim.group.size else ()
 
 
-def _layout(claims: Sequence[Claim], found: Assignment, seen: Seen, topology: Topology) -> Layout:
+def _layout(pool: InferencePool, claims: Sequence[Claim], found: Assignment, seen: Seen, topology: Topology) -> Layout:
     domains = tree(topology, _held(seen))
     places = {name: nodes for name, nodes in found.places.items() if all(node in domains.number for node in nodes)}
     gangs = [whole(claim) for claim in claims]
-    wants = {gang.pool: reading.constraints(claim.pool) for gang, claim in zip(gangs, claims, strict=True)}
-    return Layout(claims, places, found.short, score(gangs, places, domains, wants, Weights()), domains)
+    wants = reading.constraints(pool)
+    total = score(gangs, places, domains, {gang.pool: wants for gang in gangs}, Weights())
+    return Layout(claims, places, found.short, total, domains, gangs, wants)
 
 
 def _held(seen: Seen) -> list[Node]:

@@ -11,6 +11,7 @@ from twinpool.core.sizing import Network, Option, Split, Workload, option, optio
 from twinpool.core.timing import ACCELERATORS
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic import names
+from twinpool.operator.logic.placement.seconds import Served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,8 +58,8 @@ class Sizing:
         }
 
 
-def sizing(pool: InferencePool, config: Path, gpu: str, context: int | None, concurrency: int) -> Sizing:
-    """Return how the pool's roles do with the model of a ``config.json``.
+def served(pool: InferencePool, config: Path, gpu: str, context: int | None, concurrency: int) -> Served:
+    """Return what a pool serves how: the model of a ``config.json``, its splits and what it is asked for.
 
     Raises
     ------
@@ -71,23 +72,31 @@ def sizing(pool: InferencePool, config: Path, gpu: str, context: int | None, con
         found = json.loads(config.read_text())
     except (OSError, ValueError) as error:
         raise TwinpoolError(f"{config} cannot be read: {error}", "give the model's config.json") from None
-    shape, objectives = shape_of(found, pool.spec.model.name), pool.spec.objectives
+    objectives = pool.spec.objectives
     work = Workload(
         context or pool.spec.model.max_model_len or _DEFAULT.context,
         concurrency,
         parse_duration(objectives.ttft) if objectives.ttft else _DEFAULT.ttft,
         parse_duration(objectives.itl) if objectives.itl else _DEFAULT.itl,
     )
+    splits = {
+        name: Split(role.parallelism.tensor, role.parallelism.pipeline) for name, role in names.roles(pool).items()
+    }
+    return Served(shape_of(found, pool.spec.model.name), ACCELERATORS[gpu], splits, work)
+
+
+def sizing(pool: InferencePool, what: Served) -> Sizing:
+    """Return how the pool's roles do with their model on that GPU."""
+    shape, gpu, work = what.shape, what.gpu, what.work
     roles, best = {}, {}
     for name, role in names.roles(pool).items():
-        network = Network(role.resources.gpu.per_node or 1, ACCELERATORS[gpu].inside, ACCELERATORS[gpu].across)
-        split = Split(role.parallelism.tensor, role.parallelism.pipeline)
-        roles[name] = option(shape, ACCELERATORS[gpu], split, work, network)
-        ranked = options(shape, ACCELERATORS[gpu], work, network)
+        network = Network(role.resources.gpu.per_node or 1, gpu.inside, gpu.across)
+        roles[name] = option(shape, gpu, what.splits[name], work, network)
+        ranked = options(shape, gpu, work, network)
         if name == "prefill":
             ranked = sorted(ranked, key=lambda item: (-item.prefill, item.split.gpus))
         best[name] = ranked[:_SHOWN]
-    return Sizing(gpu, roles, best)
+    return Sizing(gpu.name, roles, best)
 
 
 def _split(item: Option) -> str:
