@@ -58,6 +58,7 @@ check: setup ## format, lint, types, dependency rules, freshness of generated fi
 	@$(VENV)/bin/mypy
 	@PYTHONPATH=core:operator:router:worker:simulate:cli:e2e $(VENV)/bin/lint-imports --no-cache | tail -4
 	@$(VENV)/bin/twinpool crd --check $(CRD)
+	@$(VENV)/bin/twinpool metrics --check docs/metrics.md
 
 fix: setup ## format, and mend what ruff can mend
 	@$(VENV)/bin/ruff format --quiet .
@@ -65,6 +66,7 @@ fix: setup ## format, and mend what ruff can mend
 
 generate: setup ## write the generated files again
 	@$(VENV)/bin/twinpool crd > $(CRD).new && mv $(CRD).new $(CRD)
+	@$(VENV)/bin/twinpool metrics > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
 
 bench: setup ## measure one part beside its baseline: NAME=router|routing|worker|operator|placement [QUICK=1] [OUT=file.json]
 	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))

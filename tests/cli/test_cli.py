@@ -83,3 +83,17 @@ def test_a_missing_file_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_not_understood(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fly"]) == 2
+
+
+def test_the_committed_page_of_metrics_is_fresh(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["metrics", "--check", str(ROOT / "docs" / "metrics.md")]) == 0
+    assert main(["metrics", "--check", str(tmp_path / "missing.md")]) == 1
+    assert "make generate" in capsys.readouterr().err
+    assert main(["metrics"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs" / "metrics.md").read_text()
+
+
+def test_metrics_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", "-o", "json"]) == 0
+    found = {metric["name"]: metric for metric in json.loads(capsys.readouterr().out)}
+    assert found["twinpool_router_queue_seconds"]["unit"] == "seconds"

@@ -17,6 +17,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from twinpool.cli.crd import check_fresh, crd_yaml
+from twinpool.cli.metrics import metrics
 from twinpool.cli.placement import explain, plan
 from twinpool.cli.rollout import app as rollout
 from twinpool.cli.validate import validate as validate_stream
@@ -30,6 +31,7 @@ app = App(
 app.command(rollout)
 app.command(plan)
 app.command(explain)
+app.command(metrics)
 
 
 @app.command

@@ -19,7 +19,11 @@ from twinpool.worker.release import version
 FILE_NAME = "worker.pyz"
 
 #: Modules of the core that the launcher imports.
-_CORE = ("errors.py", "protocol.py")
+_CORE = (
+    "errors.py",
+    "protocol.py",
+    *(f"metrics/{name}.py" for name in ("__init__", "declare", "exposition", "worker")),
+)
 _MAIN = b"from twinpool.worker.__main__ import main\n\nraise SystemExit(main())\n"
 #: A fixed time stamp, so that equal sources give equal bytes.
 _EPOCH = (1980, 1, 1, 0, 0, 0)

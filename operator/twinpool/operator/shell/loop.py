@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.operator.logic import restarts
 from twinpool.operator.logic.asking import hold, to_ask
+from twinpool.operator.logic.figures import figures
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.pinning import shortages, undecided
 from twinpool.operator.logic.plan import plan
@@ -150,6 +151,7 @@ class Reconciler:
         body = self._cache.pool(key)
         if body is None or body["metadata"].get("deletionTimestamp"):
             memories = (self._memory, self._queue, self._journal, self._executor, self._books, self._lives)
+            self._metrics.pools.forget(key)
             for forget in (memory.forget for memory in memories):
                 forget(key)
             if self._complaints:
@@ -181,6 +183,7 @@ class Reconciler:
         news = self._memory.refused(key, refusals)
         if news:
             made = plan(self._observe(key, pool), self.settings, self._clock())
+        self._metrics.pools.tell(key, figures(pool, made.status))
         wait = await self._tell(key, uid, before, made.status)
         if refusals:
             if news:

@@ -1,12 +1,55 @@
-"""What the operator measures about itself."""
+"""What the operator measures about itself; every metric is declared in :mod:`twinpool.core.metrics.operator`."""
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from twinpool.operator.logic.actions import DrainResult
+from twinpool.core.metrics.operator import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from twinpool.operator.logic.figures import Figure
+    from twinpool.operator.shell.watch import PoolKey
+
+_OF_POOLS = "twinpool_operator_pool_"
+
+# A second series beside each counter and histogram that nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Pools(Collector):
+    """The figures of every pool that this operator looks after, as of its last plan; those of others are forgotten."""
+
+    def __init__(self) -> None:
+        self._figures: dict[PoolKey, tuple[Figure, ...]] = {}
+
+    def tell(self, key: PoolKey, figures: Iterable[Figure]) -> None:
+        """Replace what is known of a pool."""
+        self._figures[key] = tuple(figures)
+
+    def forget(self, key: PoolKey) -> None:
+        """The pool is gone."""
+        self._figures.pop(key, None)
+
+    def forget_all(self) -> None:
+        """Another operator looks after the pools now."""
+        self._figures.clear()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield all metrics of pools (prometheus-client)."""
+        for name, metric in METRICS.items():
+            if name.startswith(_OF_POOLS):
+                family = GaugeMetricFamily(name, metric.text, labels=metric.label_names)
+                for key, figures in self._figures.items():
+                    for figure in figures:
+                        if name == _OF_POOLS + figure.metric:
+                            family.add_metric([*key, *figure.labels], figure.value)
+                yield family
 
 
 class Metrics:
@@ -14,67 +57,35 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.reconciles = Counter(
-            "twinpool_operator_reconciles_total",
-            "Pools that were planned and acted upon, by result.",
-            ["result"],
-            registry=self.registry,
-        )
-        self.reconcile_seconds = Histogram(
-            "twinpool_operator_reconcile_seconds",
-            "Time to plan a pool and act upon the plan.",
-            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
-            registry=self.registry,
-        )
-        self.queue_depth = Gauge(
-            "twinpool_operator_queue_depth", "Pools that wait to be planned.", registry=self.registry
-        )
-        self.queue_age = Gauge(
-            "twinpool_operator_queue_age_seconds",
-            "How long the pool that is due first has waited; growing: the operator does not keep up, or follows.",
-            registry=self.registry,
-        )
-        self.reaction_seconds = Histogram(
-            "twinpool_operator_reaction_seconds",
-            "Time from the event that made a pool due until the plan that it led to was carried out.",
-            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60),
-            registry=self.registry,
-        )
-        self.actions = Counter(
-            "twinpool_operator_actions_total",
-            "Actions of plans by what was done to which kind, and its result (stale: planned from an old view).",
-            ["action", "kind", "result"],
-            registry=self.registry,
-        )
-        self.silent_watches = Gauge(
-            "twinpool_operator_silent_watches",
-            "Watches that received nothing for minutes, not even the bookmarks that come each minute.",
-            registry=self.registry,
-        )
-        self.api_requests = Counter(
-            "twinpool_operator_api_requests_total",
-            "Requests to the API server beside the watches, by verb and HTTP status (error: no answer).",
-            ["verb", "code"],
-            registry=self.registry,
-        )
-        self.drains = Counter(
-            "twinpool_operator_drains_total",
-            "Groups scaled to 0 after they were marked: drained (nothing was in flight), deadline (requests still ran "
-            "after drainTimeout; they are cut after as long again, so raise it), not_serving (nothing to wait for).",
-            ["result"],
-            registry=self.registry,
-        )
-        for result in get_args(DrainResult):
-            self.drains.labels(result)
-        self.leader = Gauge(
-            "twinpool_operator_leader", "1 while this operator holds the Lease and may write.", registry=self.registry
-        )
-        self.last_event = Gauge(
-            "twinpool_operator_last_event_timestamp_seconds",
-            "When the last event of a watch arrived, in seconds since 1970.",
-            registry=self.registry,
-        )
+        self.reconciles = self._counter("reconciles_total")
+        self.reconcile_seconds = self._histogram("reconcile_seconds")
+        self.queue_depth = self._gauge("queue_depth")
+        self.queue_age = self._gauge("queue_age_seconds")
+        self.reaction_seconds = self._histogram("reaction_seconds")
+        self.actions = self._counter("actions_total")
+        self.silent_watches = self._gauge("silent_watches")
+        self.api_requests = self._counter("api_requests_total")
+        self.drains = self._counter("drains_total")
+        self.leader = self._gauge("leader")
+        self.last_event = self._gauge("last_event_timestamp_seconds")
+        self.pools = Pools()
+        self.registry.register(self.pools)
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
+
+    def _counter(self, name: str) -> Counter:
+        metric = METRICS[f"twinpool_operator_{name}"]
+        made = Counter(metric.name, metric.text, metric.label_names, registry=self.registry)
+        for values in metric.preset:
+            made.labels(*values)
+        return made
+
+    def _gauge(self, name: str) -> Gauge:
+        metric = METRICS[f"twinpool_operator_{name}"]
+        return Gauge(metric.name, metric.text, metric.label_names, registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        metric = METRICS[f"twinpool_operator_{name}"]
+        return Histogram(metric.name, metric.text, metric.label_names, registry=self.registry, buckets=metric.buckets)

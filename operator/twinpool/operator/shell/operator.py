@@ -206,6 +206,7 @@ class Operator:
             self._books.forget_all()
             self._lives.forget_all()
             self._placer.forget_all()
+            self._metrics.pools.forget_all()
         if ours and self._synced:
             self._look_at_all()
 

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from twinpool.core.metrics.exposition import family
+from twinpool.core.metrics.worker import METRICS
 from twinpool.worker.logic.causes import CAUSES
 from twinpool.worker.logic.preflight import OUTCOMES
 from twinpool.worker.logic.supervisor import PHASES, RESTART_BUDGET, RESTART_WINDOW
@@ -133,93 +135,35 @@ def preflight(snapshot: Snapshot) -> tuple[int, str]:
 def metrics(snapshot: Snapshot) -> str:
     """Return the body of ``/metrics`` in Prometheus' text format."""
     state = snapshot.state
-    labels = {
-        "engine": snapshot.engine,
-        "model": snapshot.model,
-        "role": snapshot.role,
-        "version": snapshot.version,
-    }
-    info = ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items())
+    info = (snapshot.engine, snapshot.model, snapshot.role, snapshot.version)
     lines = [
-        *_family("twinpool_worker_info", "gauge", "What this worker runs.", [(f"{{{info}}}", 1)]),
-        *_family("twinpool_worker_ready", "gauge", "1 when requests may come.", [("", int(state.ready))]),
-        *_family(
-            "twinpool_worker_phase",
-            "gauge",
-            "1 for the phase of the engine's life that the worker is in.",
-            [(f'{{phase="{phase}"}}', int(phase == state.phase)) for phase in PHASES],
-        ),
-        *_family("twinpool_worker_engine_epoch", "gauge", "Number of the engine's current start.", [("", state.epoch)]),
-        *_family(
-            "twinpool_worker_engine_restarts_total",
-            "counter",
-            "Engines restarted in place because their process ended or served no more.",
-            [("", state.total_restarts)],
-        ),
-        *_family(
-            "twinpool_worker_engine_losses_total",
-            "counter",
-            "Engines lost, by cause: " + "; ".join(f"{cause}: {meaning}" for cause, meaning in CAUSES.items()) + ".",
-            [(f'{{cause="{cause}"}}', dict(state.losses).get(cause, 0)) for cause in CAUSES],
-        ),
-        *_family(
-            "twinpool_worker_engine_warnings",
-            "gauge",
-            "Things that are wrong although the engine serves; /status names them.",
-            [("", len(state.warnings))],
-        ),
+        *_family("info", [(info, 1)]),
+        *_family("ready", [((), int(state.ready))]),
+        *_family("phase", [((phase,), int(phase == state.phase)) for phase in PHASES]),
+        *_family("engine_epoch", [((), state.epoch)]),
+        *_family("engine_restarts_total", [((), state.total_restarts)]),
+        *_family("engine_losses_total", [((cause,), dict(state.losses).get(cause, 0)) for cause in CAUSES]),
+        *_family("engine_warnings", [((), len(state.warnings))]),
     ]
     if state.start_seconds is not None:
-        lines += _family(
-            "twinpool_worker_engine_start_seconds",
-            "gauge",
-            "Time from the start of the engine to its probe token, last start.",
-            [("", state.start_seconds)],
-        )
+        lines += _family("engine_start_seconds", [((), state.start_seconds)])
     if snapshot.preflight is not None:
         lines += _preflight_metrics(snapshot.preflight)
     return "\n".join(lines) + "\n"
 
 
 def _preflight_metrics(found: Result) -> list[str]:
-    sizes = [(f'{{collective="{each.kind}",bytes="{each.bytes}"}}', each) for each in found.collectives]
+    sizes = [((each.kind, str(each.bytes)), each) for each in found.collectives]
     lines = [
-        *_family(
-            "twinpool_worker_preflight_outcome",
-            "gauge",
-            "1 for how the last preflight ended; /preflight says why.",
-            [(f'{{outcome="{each}"}}', int(each == found.outcome)) for each in OUTCOMES],
-        ),
-        *_family(
-            "twinpool_worker_preflight_bus_bandwidth_bytes_per_second",
-            "gauge",
-            "What each link must have carried in a collective over the group; compare with what the hardware promises.",
-            [(labels, each.bandwidth) for labels, each in sizes],
-        ),
-        *_family(
-            "twinpool_worker_preflight_collective_seconds",
-            "gauge",
-            "Median time of a collective over the group.",
-            [(labels, each.seconds) for labels, each in sizes],
-        ),
+        *_family("preflight_outcome", [((each,), int(each == found.outcome)) for each in OUTCOMES]),
+        *_family("preflight_bus_bandwidth_bytes_per_second", [(labels, each.bandwidth) for labels, each in sizes]),
+        *_family("preflight_collective_seconds", [(labels, each.seconds) for labels, each in sizes]),
     ]
     if found.links:
-        lines += _family(
-            "twinpool_worker_preflight_slowest_link_bytes_per_second",
-            "gauge",
-            "Bandwidth of the slowest pair of ranks; /preflight names it.",
-            [("", min(link.bandwidth for link in found.links))],
-        )
+        slowest = min(link.bandwidth for link in found.links)
+        lines += _family("preflight_slowest_link_bytes_per_second", [((), slowest)])
     return lines
 
 
-def _family(name: str, kind: str, text: str, samples: list[tuple[str, float]]) -> list[str]:
-    return [
-        f"# HELP {name} {text}",
-        f"# TYPE {name} {kind}",
-        *(f"{name}{labels} {value:g}" for labels, value in samples),
-    ]
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _family(name: str, samples: list[tuple[tuple[str, ...], float]]) -> list[str]:
+    return family(METRICS[f"twinpool_worker_{name}"], samples)

@@ -1,0 +1,184 @@
+"""What a router counts: in its data processes, added up and written out by its control process."""
+
+from __future__ import annotations
+
+from twinpool.core.metrics.declare import Label, Metric, catalogue
+
+_SHELL = "router/twinpool/router/shell"
+#: Upper bounds in seconds: 1 ms to 131 s, doubling.
+SECONDS = tuple(0.001 * 2**n for n in range(18))
+
+_ROLE = Label("role", "prefill or decode", 2)
+_WORKER = (Label("worker", "name of the worker's pod", 1, "workers"), _ROLE)
+_ROUTE = Label("route", "path of the API, or other", 16)
+_ROLES = (("prefill",), ("decode",))
+
+METRICS = catalogue(
+    (
+        Metric(
+            "twinpool_router_requests_total",
+            "counter",
+            "Requests by route and status (499: client left).",
+            f"{_SHELL}/client.py",
+            labels=(_ROUTE, Label("code", "HTTP status", 24)),
+        ),
+        Metric(
+            "twinpool_router_handoffs_total",
+            "counter",
+            "Requests that could be split: remote (prefilled elsewhere), local (decode did it all, and why) or failed.",
+            f"{_SHELL}/exchange.py",
+            labels=(Label("outcome", "remote, local or failed", 3), Label("reason", "why not remote; else empty", 16)),
+            preset=(("remote", ""),),
+        ),
+        Metric(
+            "twinpool_router_retries_total",
+            "counter",
+            "Legs sent again to another worker.",
+            f"{_SHELL}/exchange.py",
+            labels=(_ROLE,),
+            preset=_ROLES,
+        ),
+        Metric(
+            "twinpool_router_worker_failures_total",
+            "counter",
+            "Legs that failed: connect, lost (connection), status (5xx), timeout (no first token), stall (mid-answer).",
+            f"{_SHELL}/pool.py",
+            labels=(_ROLE, Label("kind", "connect, lost, status, timeout or stall", 8)),
+            preset=(
+                *((role, kind) for (role,) in _ROLES for kind in ("connect", "lost", "status", "timeout")),
+                ("decode", "stall"),
+            ),
+        ),
+        Metric(
+            "twinpool_router_client_aborts_total",
+            "counter",
+            "Clients that left before their answer's end.",
+            f"{_SHELL}/exchange.py",
+            labels=(Label("phase", "where their request was: queued, prefill, connect, wait, relay", 8),),
+            preset=tuple((phase,) for phase in ("queued", "prefill", "connect", "wait", "relay")),
+        ),
+        Metric(
+            "twinpool_router_broken_streams_total",
+            "counter",
+            "Answers cut by a worker's death.",
+            f"{_SHELL}/exchange.py",
+        ),
+        Metric(
+            "twinpool_router_turned_away_total",
+            "counter",
+            "Requests that got no place at the workers: full (HTTP 429) or timeout (504).",
+            f"{_SHELL}/admission.py",
+            labels=(Label("reason", "full or timeout", 2),),
+            preset=(("full",), ("timeout",)),
+        ),
+        Metric(
+            "twinpool_router_queue_seconds",
+            "histogram",
+            "Time that requests waited for a place at the workers.",
+            f"{_SHELL}/admission.py",
+            "seconds",
+            buckets=SECONDS,
+        ),
+        Metric(
+            "twinpool_router_requests_waiting",
+            "gauge",
+            "Requests that wait for a place at the workers.",
+            f"{_SHELL}/dataplane.py",
+        ),
+        Metric(
+            "twinpool_router_key_requests_total",
+            "counter",
+            "Requests by name of the client's API key.",
+            f"{_SHELL}/client.py",
+            labels=(Label("key", "name of the key in the Secret of routing.auth", 1, "keys"),),
+        ),
+        Metric(
+            "twinpool_router_time_to_first_token_seconds",
+            "histogram",
+            "Time from a complete request to the first byte of the answer's body.",
+            f"{_SHELL}/record.py",
+            "seconds",
+            labels=(_ROUTE,),
+            buckets=SECONDS,
+        ),
+        Metric(
+            "twinpool_router_first_event_seconds",
+            "histogram",
+            "Time from sending a decode leg to the first byte of its answer: remote (KV pulled first) or local.",
+            f"{_SHELL}/record.py",
+            "seconds",
+            labels=(Label("handoff", "remote or local", 2),),
+            buckets=SECONDS,
+        ),
+        Metric(
+            "twinpool_router_inter_token_seconds",
+            "histogram",
+            "Mean time between two events of a stream, one value for each stream: (last - first) / (events - 1).",
+            f"{_SHELL}/record.py",
+            "seconds",
+            buckets=SECONDS,
+        ),
+        Metric(
+            "twinpool_router_access_log_dropped_total",
+            "counter",
+            "Lines of the access log that nobody took.",
+            f"{_SHELL}/access.py",
+        ),
+        Metric(
+            "twinpool_router_prefill_leg_seconds",
+            "histogram",
+            "Time from sending a prefill leg to its parameters.",
+            f"{_SHELL}/legs.py",
+            "seconds",
+            buckets=SECONDS,
+        ),
+        Metric(
+            "twinpool_router_requests_in_flight",
+            "gauge",
+            "Legs that a worker has to finish.",
+            f"{_SHELL}/control.py",
+            labels=_WORKER,
+        ),
+        Metric(
+            "twinpool_router_tokens_in_flight",
+            "gauge",
+            "Estimated tokens of those legs.",
+            f"{_SHELL}/control.py",
+            labels=_WORKER,
+        ),
+        Metric(
+            "twinpool_router_handoffs_unpulled",
+            "gauge",
+            "Prefilled handoffs with KV not pulled.",
+            f"{_SHELL}/control.py",
+            labels=_WORKER,
+        ),
+        Metric(
+            "twinpool_router_endpoint_admitted",
+            "gauge",
+            "1 when requests may be sent to the worker.",
+            f"{_SHELL}/control.py",
+            labels=_WORKER,
+        ),
+        Metric(
+            "twinpool_router_endpoint_suspect",
+            "gauge",
+            "Data processes that avoid the worker after failures.",
+            f"{_SHELL}/dataplane.py",
+            labels=_WORKER,
+        ),
+        Metric("twinpool_router_clients", "gauge", "Open client connections.", f"{_SHELL}/dataplane.py"),
+        Metric(
+            "twinpool_router_data_process_restarts_total",
+            "counter",
+            "Data processes replaced.",
+            f"{_SHELL}/children.py",
+        ),
+        Metric(
+            "twinpool_router_discovery_synced",
+            "gauge",
+            "1 while the list of workers follows its source.",
+            f"{_SHELL}/control.py",
+        ),
+    )
+)

@@ -1,0 +1,93 @@
+"""What a launcher says of the engine that it looks after. Standard library only, like the launcher itself."""
+
+from __future__ import annotations
+
+from twinpool.core.metrics.declare import Label, Metric, catalogue
+
+_MADE = "worker/twinpool/worker/logic/report.py"
+_COLLECTIVE = (
+    Label("collective", "all-reduce or all-to-all", 4),
+    Label("bytes", "size of the message, one of a few fixed ones", 16),
+)
+
+METRICS = catalogue(
+    (
+        Metric(
+            "twinpool_worker_info",
+            "gauge",
+            "What this worker runs.",
+            _MADE,
+            labels=(
+                Label("engine", "vllm or simulated", 2),
+                Label("model", "name of the model", 1),
+                Label("role", "prefill or decode", 2),
+                Label("version", "version of Twinpool", 1),
+            ),
+        ),
+        Metric("twinpool_worker_ready", "gauge", "1 when requests may come.", _MADE),
+        Metric(
+            "twinpool_worker_phase",
+            "gauge",
+            "1 for the phase of the engine's life that the worker is in.",
+            _MADE,
+            labels=(Label("phase", "phases of the launcher, as on /status", 16),),
+        ),
+        Metric("twinpool_worker_engine_epoch", "gauge", "Number of the engine's current start.", _MADE),
+        Metric(
+            "twinpool_worker_engine_restarts_total",
+            "counter",
+            "Engines restarted in place because their process ended or served no more.",
+            _MADE,
+        ),
+        Metric(
+            "twinpool_worker_engine_losses_total",
+            "counter",
+            "Engines lost, by cause; docs/worker-health.md says what each means and what helps.",
+            _MADE,
+            labels=(Label("cause", "one of the causes in docs/worker-health.md", 16),),
+        ),
+        Metric(
+            "twinpool_worker_engine_warnings",
+            "gauge",
+            "Things that are wrong although the engine serves; /status names them.",
+            _MADE,
+        ),
+        Metric(
+            "twinpool_worker_engine_start_seconds",
+            "gauge",
+            "Time from the start of the engine to its probe token, last start.",
+            _MADE,
+            "seconds",
+        ),
+        Metric(
+            "twinpool_worker_preflight_outcome",
+            "gauge",
+            "1 for how the last preflight ended; /preflight says why.",
+            _MADE,
+            labels=(Label("outcome", "passed, failed, unfinished or skipped", 4),),
+        ),
+        Metric(
+            "twinpool_worker_preflight_bus_bandwidth_bytes_per_second",
+            "gauge",
+            "What each link must have carried in a collective over the group; compare with what the hardware promises.",
+            _MADE,
+            "bytes_per_second",
+            labels=_COLLECTIVE,
+        ),
+        Metric(
+            "twinpool_worker_preflight_collective_seconds",
+            "gauge",
+            "Median time of a collective over the group.",
+            _MADE,
+            "seconds",
+            labels=_COLLECTIVE,
+        ),
+        Metric(
+            "twinpool_worker_preflight_slowest_link_bytes_per_second",
+            "gauge",
+            "Bandwidth of the slowest pair of ranks; /preflight names it.",
+            _MADE,
+            "bytes_per_second",
+        ),
+    )
+)
