@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.pools import from_file, observe, with_manifest
 from twinpool.cli.seconds import cost_lines, costs_json
-from twinpool.cli.sizing import served, sizing
+from twinpool.cli.sizing import Asked, served, sizing
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.placement import Placement
@@ -98,7 +98,9 @@ def plan(
         str, Parameter(help="Kind of GPU for --model-config: a100, h100, h200, b200, gb200, l4, l40s, mi300x or cpu.")
     ] = "h100",
     tokens: Annotated[int | None, Parameter(help="Tokens of a request; default: model.maxModelLen.")] = None,
+    answer: Annotated[int, Parameter(help="Tokens of a request that are written.")] = 256,
     concurrency: Annotated[int, Parameter(help="Requests at once on one replica.")] = 32,
+    redundant_experts: Annotated[int, Parameter(help="Copies of experts in each layer, to even out their load.")] = 0,
     output: Output = "text",
 ) -> int:
     """Show which rank of which group of a pool would go to which node, what that costs, and what is short.
@@ -110,7 +112,8 @@ def plan(
     seen = _from_file(nodes) if nodes else _from_cluster(kubectl)
     chosen = observed.pool.spec.placement is not None
     layout = foreseen(observed, seen, preset(topology))
-    what = served(observed.pool, model_config, gpu, tokens, concurrency) if model_config else None
+    asked = Asked(gpu, tokens, answer, concurrency, redundant_experts)
+    what = served(observed.pool, model_config, asked) if model_config else None
     sized = sizing(observed.pool, what) if what else None
     cost = costs(layout.gangs, layout.places, layout.domains, layout.wants, what) if what else None
     if output == "json":

@@ -16,7 +16,7 @@ _WORDS = {"tensor": "tensor ranks", "span": "pipeline stages"}
 def cost_lines(cost: Costs, what: Served) -> Iterable[str]:
     """Yield what is said to people."""
     yield (
-        f"what that is in seconds, for prompts of {what.work.context} tokens and {what.work.concurrency} requests at "
+        f"what that is in seconds, for prompts of {what.work.prompt} tokens and {what.work.concurrency} requests at "
         f"once on {what.gpu.name} (estimates, nothing is measured):"
     )
     yield from (f"  {_rule(item)}" for item in cost.rules)

@@ -29,6 +29,8 @@ class Accelerator:
         Dense FP8 FLOP/s; 0 where the hardware has no FP8.
     inside, across:
         Bytes/s to GPUs of the same node or NVLink domain, and over its share of the node's network adapters; 0 unknown.
+    domain:
+        GPUs of an NVLink domain that is larger than a node; 0: a node is all of it.
     source:
         Where the figures are published.
     """
@@ -43,6 +45,7 @@ class Accelerator:
     fp8: float = 0.0
     inside: float = 0.0
     across: float = 0.0
+    domain: int = 0
     source: str = ""
 
     def peak(self, weight_bytes: float) -> float:
@@ -107,6 +110,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             fp8=5000e12,
             inside=900e9,
             across=50e9,
+            domain=72,
             source="https://www.nvidia.com/en-us/data-center/gb200-nvl72/",
         ),
         # PCIe 4.0. Network: an eighth of an EC2 g6.48xlarge's 100 Gbit/s.

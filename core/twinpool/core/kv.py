@@ -32,6 +32,8 @@ class ModelShape:
         Elements of a token between layers; 0: ``heads x head_dim``, as most models have it.
     experts:
         The routed experts of a mixture; None: every token computes with all weights.
+    inner:
+        Elements of a token inside a layer's MLP, over the experts that it uses; 0: four times those between layers.
     """
 
     name: str
@@ -45,11 +47,17 @@ class ModelShape:
     latent: int | None = None
     width: int = 0
     experts: Experts | None = None
+    inner: int = 0
 
     @property
     def hidden(self) -> int:
         """Return the elements of a token between layers."""
         return self.width or self.heads * self.head_dim
+
+    @property
+    def dense(self) -> float:
+        """Return the weights that every token computes with: all but routed experts."""
+        return self.parameters - (self.experts.total if self.experts else 0.0)
 
     @property
     def active(self) -> float:

@@ -47,11 +47,11 @@ class Served:
 
     def tokens(self, role: str) -> int:
         """Return the tokens of one step: a prompt, or one token of each request."""
-        return self.work.context if role == "prefill" else self.work.concurrency
+        return self.work.prompt if role == "prefill" else self.work.concurrency
 
     def per(self, role: str) -> int:
         """Return by what a step's seconds are divided: prompt tokens share a step, written tokens each wait for one."""
-        return self.work.context if role == "prefill" else 1
+        return self.work.prompt if role == "prefill" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def handoff_seconds(served: Served, wire: Wire) -> float:
     One piece for keys and one for values of each layer and block, one for a latent (vLLM's NIXL layout).
     """
     shape, split = served.shape, served.splits["decode"]
-    tokens = served.work.context
+    tokens = served.work.prompt
     size = kv_bytes_per_token_per_gpu(shape, split.tensor) * tokens // split.pipeline
     kinds = 1 if shape.latent is not None else 2
     pieces = kinds * shape.layers * -(-tokens // _BLOCK) // split.pipeline
