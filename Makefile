@@ -20,10 +20,10 @@ PYTEST_ARGS ?=
 JOBS ?= $(shell nproc)
 E2E_JOBS ?= 2
 
-.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate bench soak clean requirements
+.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate bench placement-clusters soak clean requirements
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 setup: $(VENV)/.complete ## the project's own Python environment (.venv)
 
@@ -70,6 +70,9 @@ generate: setup ## write the generated files again
 
 bench: setup ## measure one part beside its baseline: NAME=router|routing|worker|operator|placement [QUICK=1] [OUT=file.json]
 	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))
+
+placement-clusters: setup ## random clusters on a local control plane: is applied what was foretold? [CASES=200] [FIRST=0]
+	@$(RUN) -m bench.placement.live --cases $(or $(CASES),200) --first $(or $(FIRST),0)
 
 soak: setup ## churn against one router for half an hour: is its memory flat? [SECONDS=1800]
 	@$(RUN) -m bench.router.soak --seconds $(or $(SECONDS),1800)

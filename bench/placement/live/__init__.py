@@ -1,0 +1,1 @@
+"""Random clusters on a real control plane: what was applied beside what was foretold."""
