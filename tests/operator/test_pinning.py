@@ -252,3 +252,15 @@ def test_what_is_read_of_a_pod() -> None:
     assert not preempting.unschedulable
     waiting = read_pod({**body, "spec": {"affinity": affinity, "schedulingGates": [{"name": GATE[0]}]}})
     assert (waiting.scheduling_gates, waiting.affinity, waiting.pinned, waiting.scheduled) == (GATE, affinity, "", None)
+
+
+def test_a_gate_that_was_just_removed_is_no_refusal() -> None:
+    """kube-scheduler's word on gates stays on a pod for a moment after the last of them is gone."""
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "SchedulingGated",
+        "message": "Scheduling is blocked due to non-empty scheduling gates",
+    }
+    found = read_pod({"metadata": {"name": "x"}, "status": {"conditions": [condition]}})
+    assert (found.scheduled, found.scheduler_message, found.unschedulable) == (None, "", False)

@@ -105,11 +105,18 @@ class Stage:
         await rivals
         try:
             if self._case.rivals:
-                scene = await self._until(name, _rests_rightly, AMONG)
+                scene = await self._until(
+                    name, _rests_rightly, lambda seen: "; ".join(judge.short_wrongly(seen)), AMONG
+                )
             else:
-                count = len(said["groups"])
-                scene = await self._until(name, lambda seen: seen.rests and len(seen.groups) == count, ALONE)
-                self.wrong += judge.differences(said, scene)
+                # What a pool says of itself is a step behind, so it is waited for; pods that are bound stay.
+                told = len(said["groups"])
+                scene = await self._until(
+                    name,
+                    lambda seen: seen.rests and len(seen.groups) == told and not judge.differences(said, seen),
+                    lambda seen: "; ".join(judge.differences(said, seen)),
+                    ALONE,
+                )
                 gangs = judge.asked_by_role(scene)
                 self.wrong += judge.refused_wrongly(said, Scene(before.nodes, before.pods, (), scene.pool), gangs)
         except WaitTimeout as error:
@@ -160,11 +167,14 @@ class Stage:
         sets = await self._api.send("GET", path)
         return Scene(nodes["items"], pods["items"], sets["items"], body)
 
-    async def _until(self, pool: str, condition: Callable[[Scene], bool], patience: float) -> Scene:
-        return await until(lambda: self._scene(pool), condition, patience, _where)
+    async def _until(
+        self, pool: str, done: Callable[[Scene], bool], tell: Callable[[Scene], str], patience: float
+    ) -> Scene:
+        return await until(lambda: self._scene(pool), done, patience, lambda seen: f"{tell(seen)}; {_where(seen)}")
 
 
 def _where(scene: Scene) -> str:
+    """Return where the pods of the pool are, and what it says is short."""
     where = {
         name: [pod["spec"].get("nodeName") or pinned(pod["spec"]) or "gated" for pod in pods]
         for name, pods in scene.groups.items()

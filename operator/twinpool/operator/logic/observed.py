@@ -247,6 +247,8 @@ def read_pod(body: Body) -> PodView:
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
     placed, ready = conditions.get("PodScheduled"), conditions.get("Ready", {})
     gates = tuple(gate.get("name", "") for gate in spec.get("schedulingGates") or ())
+    # What stands there about gates stays for a moment after they are gone.
+    waits = bool(gates) or (placed or {}).get("reason") == "SchedulingGated"
     reports = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     return PodView(
         name=metadata["name"],
@@ -259,8 +261,8 @@ def read_pod(body: Body) -> PodView:
         ready=_true(conditions, "Ready"),
         ready_since=seconds(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         deadline=seconds(metadata.get("deletionTimestamp")),
-        scheduled=None if placed is None or gates else placed["status"] == "True",
-        scheduler_message="" if placed is None else placed.get("message", ""),
+        scheduled=None if placed is None or waits else placed["status"] == "True",
+        scheduler_message="" if placed is None or waits else placed.get("message", ""),
         containers=tuple(_read_container(report) for report in reports),
         uid=metadata.get("uid", ""),
         address=status.get("podIP", ""),
