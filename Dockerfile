@@ -1,5 +1,5 @@
 # One image for each part that runs in a cluster: operator, router, worker.
-#   docker build --build-arg PART=operator -t REGISTRY/twinpool-operator:TAG .
+#   docker build --build-arg PART=operator -t REGISTRY/twinpool/operator:TAG .
 # It takes the same steps as tests/test_extras.py does in clean environments: the pinned list of the part, then the wheel.
 ARG PYTHON=3.12
 

@@ -8,6 +8,7 @@ CACHE := $(or $(TWINPOOL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/twinpool)
 VENV := .venv
 RUN := $(VENV)/bin/python
 CRD := crds/inferencepools.serving.twinpool.dev.yaml
+CHART_CRD := charts/twinpool/files/crd.yaml
 
 # The parts that decide: every branch is tested.
 PURE := twinpool.core twinpool.operator.logic twinpool.router.logic twinpool.worker.logic \
@@ -59,6 +60,7 @@ check: setup ## format, lint, types, dependency rules, freshness of generated fi
 	@PYTHONPATH=core:operator:router:worker:simulate:cli:e2e $(VENV)/bin/lint-imports --no-cache | tail -4
 	@$(VENV)/bin/twinpool crd --check $(CRD)
 	@$(VENV)/bin/twinpool metrics --check docs/metrics.md
+	@$(VENV)/bin/twinpool crd --check $(CHART_CRD)
 
 fix: setup ## format, and mend what ruff can mend
 	@$(VENV)/bin/ruff format --quiet .
@@ -67,6 +69,7 @@ fix: setup ## format, and mend what ruff can mend
 generate: setup ## write the generated files again
 	@$(VENV)/bin/twinpool crd > $(CRD).new && mv $(CRD).new $(CRD)
 	@$(VENV)/bin/twinpool metrics > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
+	@cp $(CRD) $(CHART_CRD)
 
 bench: setup ## measure one part beside its baseline: NAME=router|routing|worker|operator|placement [QUICK=1] [OUT=file.json]
 	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))

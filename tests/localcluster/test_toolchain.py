@@ -6,12 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from twinpool.localcluster import build, golang, toolchain
+from twinpool.localcluster import golang, helm, paths, toolchain
 from twinpool.localcluster.build import GIB, Target, check_disk, describe, explain
 from twinpool.localcluster.errors import ToolchainError
 from twinpool.localcluster.progress import Progress
@@ -51,13 +52,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     go = tmp_path / "go"
     go.write_text(FAKE_GO)
     go.chmod(0o755)
-    for variable in ("TWINPOOL_KUBE_BIN", "KUBEBUILDER_ASSETS", "FAKE_ERROR", "FAKE_SLOW"):
+    for variable in ("TWINPOOL_KUBE_BIN", "KUBEBUILDER_ASSETS", "TWINPOOL_HELM", "FAKE_ERROR", "FAKE_SLOW"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TWINPOOL_GO", str(go))
     monkeypatch.setenv("TWINPOOL_CACHE", str(tmp_path / "cluster-cache"))
     monkeypatch.setenv("FAKE_DIR", str(tmp_path))
     monkeypatch.setenv("FAKE_VERSION", golang.WHEEL_VERSION)
-    monkeypatch.setattr(build, "FIRST_BUILD_BYTES", 1)
+    for module in (toolchain, helm):
+        monkeypatch.setattr(module, "FIRST_BUILD", replace(module.FIRST_BUILD, disk=1))
     return Machine(tmp_path, monkeypatch)
 
 
@@ -170,7 +172,7 @@ def test_progress_counts_modules_then_packages() -> None:
 
 
 def test_a_small_disk_is_refused_before_the_build(machine: Machine) -> None:
-    machine.monkeypatch.setattr(build, "FIRST_BUILD_BYTES", 1 << 60)
+    machine.monkeypatch.setattr(toolchain, "FIRST_BUILD", replace(toolchain.FIRST_BUILD, disk=1 << 60))
     with pytest.raises(ToolchainError, match=r"needs .* GiB of disk in .*mod, .* are free - .* set GOMODCACHE"):
         toolchain.ensure(QUIET)
     with pytest.raises(ToolchainError, match="TWINPOOL_CACHE"):
@@ -181,7 +183,7 @@ def test_a_small_disk_is_refused_before_the_build(machine: Machine) -> None:
 def test_a_cache_that_cannot_be_written_is_named(machine: Machine) -> None:
     (machine.folder / "file").write_text("")
     machine.monkeypatch.setenv("TWINPOOL_CACHE", str(machine.folder / "file"))
-    with pytest.raises(ToolchainError, match=r"cannot write the cluster's binaries: .* set TWINPOOL_CACHE"):
+    with pytest.raises(ToolchainError, match=r"cannot write built binaries: .* set TWINPOOL_CACHE"):
         toolchain.ensure(QUIET)
 
 
@@ -245,3 +247,26 @@ def test_other_systems_are_refused(machine: Machine) -> None:
     machine.monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ToolchainError, match="needs Linux, this is darwin - use --cluster=external"):
         toolchain.ensure(QUIET)
+
+
+def test_helm_is_built_once_in_a_folder_of_its_own(machine: Machine) -> None:
+    built = helm.ensure_helm(QUIET)
+    assert built.read_text() == "program helm\n"
+    assert helm.ensure_helm(QUIET) == built
+    assert machine.builds == 1
+    built.write_text("")
+    assert helm.ensure_helm(QUIET).read_text() == "program helm\n"
+
+
+def test_a_helm_of_the_user_is_taken_when_it_is_a_program(machine: Machine) -> None:
+    machine.monkeypatch.setenv("TWINPOOL_HELM", str(machine.folder / "go"))
+    assert helm.ensure_helm(QUIET) == machine.folder / "go"
+    assert not machine.builds
+    machine.monkeypatch.setenv("TWINPOOL_HELM", "/nowhere/helm")
+    with pytest.raises(ToolchainError, match="TWINPOOL_HELM=/nowhere/helm is no program - name helm 4"):
+        helm.ensure_helm(QUIET)
+
+
+def test_the_version_that_helm_tells_is_the_pinned_one() -> None:
+    pinned = (paths.sources_dir() / "helm" / "go.mod").read_text()
+    assert f"helm.sh/helm/v4 v{helm.HELM_VERSION}" in pinned

@@ -12,6 +12,7 @@ from twinpool.demo import scenario
 from twinpool.demo.phases import Phases
 from twinpool.localcluster import cluster as clusters
 from twinpool.localcluster import toolchain
+from twinpool.localcluster.helm import ensure_helm
 from twinpool.localcluster.images import Image, parse
 from twinpool.localcluster.progress import Progress
 from twinpool.localengine import engine_image
@@ -34,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     down = commands.add_parser("down", help="stop what is left serving")
     for command in (up, down):
         command.add_argument("--name", default="demo", help="name of the local cluster (default: demo)")
-    commands.add_parser("prepare", help="build the control plane and install the engine, if they are not in the cache")
+    commands.add_parser("prepare", help="build and install what tests need and the cache lacks")
     return parser
 
 
@@ -91,6 +92,7 @@ def prepare() -> None:
     """Build and install whatever the end-to-end tests need and the cache does not hold."""
     progress = Progress()
     toolchain.ensure(progress)
+    ensure_helm(progress)
     installed = ensure_engine(progress)
     for model in MODELS.values():
         ensure_model(model, installed, progress)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from twinpool.localcluster.progress import Progress
 
 GIB = 1 << 30
-FIRST_BUILD_BYTES = 6 * GIB
-"""Disk that a first build needs: 1 GB of modules, 3.5 GB of Go's build cache, the binaries, the linker's files."""
 REBUILD_BYTES = GIB
 _HEARTBEAT = 10.0
 _NO_NETWORK = re.compile(
@@ -42,6 +40,15 @@ class Target:
     ldflags: str
 
 
+@dataclass(frozen=True)
+class FirstBuild:
+    """What it takes while Go's module cache holds nothing that matches ``module``: bytes of disk, and a word before."""
+
+    module: str
+    disk: int
+    message: str
+
+
 def go_environment() -> dict[str, str]:
     """Return the environment for Go: the user's, without what would change the result."""
     env = {k: v for k, v in os.environ.items() if k not in ("GOFLAGS", "GOOS", "GOARCH", "GOEXPERIMENT", "GO111MODULE")}
@@ -55,12 +62,12 @@ def check_disk(folders: Mapping[str, Path], need: int) -> None:
         free = shutil.disk_usage(existing).free
         if free < need:
             raise ToolchainError(
-                f"building the cluster needs {need / GIB:.0f} GiB of disk in {folder}, {free / GIB:.1f} GiB are free",
+                f"building needs {need / GIB:.0f} GiB of disk in {folder}, {free / GIB:.1f} GiB are free",
                 f"make room there, or set {variable} to a folder on a larger disk",
             )
 
 
-def build(go: Path, targets: tuple[Target, ...], out: Path, progress: Progress) -> None:
+def build(go: Path, targets: tuple[Target, ...], out: Path, first: FirstBuild, progress: Progress) -> None:
     """Build all targets into ``out``.
 
     Raises
@@ -70,10 +77,10 @@ def build(go: Path, targets: tuple[Target, ...], out: Path, progress: Progress) 
     """
     env = go_environment()
     caches = _go_caches(go, env)
-    warm = any((caches["GOMODCACHE"] / "k8s.io").glob("kubernetes@*"))
-    check_disk({**caches, "TWINPOOL_CACHE": out}, REBUILD_BYTES if warm else FIRST_BUILD_BYTES)
+    warm = any(caches["GOMODCACHE"].glob(first.module))
+    check_disk({**caches, "TWINPOOL_CACHE": out}, REBUILD_BYTES if warm else first.disk)
     if not warm:
-        progress.say("building the control plane from source, once: 6 to 12 minutes on two cores, 6 GB of disk")
+        progress.say(first.message)
     scratch = out / "scratch"
     scratch.mkdir()
     env["GOTMPDIR"] = str(scratch)

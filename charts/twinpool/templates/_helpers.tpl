@@ -1,0 +1,60 @@
+{{/* The release's name, with the chart's unless it holds it: what all objects are named after. */}}
+{{- define "twinpool.fullname" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "twinpool.operator" -}}
+{{ include "twinpool.fullname" . }}-operator
+{{- end }}
+
+{{- define "twinpool.serviceAccount" -}}
+{{ default (include "twinpool.operator" .) .Values.serviceAccount.name }}
+{{- end }}
+
+{{/* What pods of the operator are selected by; it must never change. */}}
+{{- define "twinpool.selector" -}}
+app.kubernetes.io/name: twinpool-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "twinpool.labels" -}}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: twinpool
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- with .Values.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* A reference to one of Twinpool's images: (list . "operator"). A digest wins over the tag. */}}
+{{- define "twinpool.image" -}}
+{{- $images := (index . 0).Values.images -}}
+{{- $image := index $images (index . 1) -}}
+{{- $path := $image.repository -}}
+{{- if $images.registry }}{{ $path = printf "%s/%s" (trimSuffix "/" $images.registry) $path }}{{ end -}}
+{{- if $image.digest }}{{ $path }}@{{ $image.digest }}{{ else }}{{ $path }}:{{ $images.tag }}{{ end -}}
+{{- end }}
+
+{{/* "yes" where PodMonitors are made. */}}
+{{- define "twinpool.podMonitors" -}}
+{{- $known := .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor" -}}
+{{- if or (eq .Values.podMonitors.create "always") (and (eq .Values.podMonitors.create "auto") $known) }}yes{{ end -}}
+{{- end }}
+
+{{/* securityContext of the chart's containers: what Pod Security "restricted" asks for, and more. */}}
+{{- define "twinpool.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "twinpool.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}

@@ -1,0 +1,179 @@
+"""The chart renders what it should: golden files, the manifests of ``deploy/``, the CRD, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from twinpool.core.topology import AUTO, PRESETS
+from twinpool.operator.logic.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.charts.conftest import Helm
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CHART = ROOT / "charts" / "twinpool"
+SETS = sorted(path.stem for path in (HERE / "values").glob("*.yaml"))
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+Body = dict[str, Any]
+
+
+def one(bodies: list[Body], kind: str, name: str = "twinpool-operator") -> Body:
+    (found,) = [body for body in bodies if body["kind"] == kind and body["metadata"]["name"] == name]
+    return found
+
+
+def values(name: str) -> str:
+    return f"--values={HERE / 'values' / name}.yaml"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_golden_render(helm: Helm, name: str) -> None:
+    """Written again by ``TWINPOOL_GOLDEN=write python -m pytest tests/charts``; read what changed before you commit."""
+    bodies = [body for body in helm.render(values(name)) if body["kind"] != "CustomResourceDefinition"]
+    text = yaml.safe_dump_all(bodies, sort_keys=False, width=120)
+    golden = HERE / "golden" / f"{name}.yaml"
+    if os.environ.get("TWINPOOL_GOLDEN") == "write":
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_there_are_six_sets_and_no_forgotten_golden_file() -> None:
+    assert len(SETS) == 6
+    assert sorted(path.stem for path in (HERE / "golden").iterdir()) == SETS
+
+
+def test_lint_has_nothing_to_say(helm: Helm) -> None:
+    for name in SETS:
+        said = helm.run("lint", "--strict", str(CHART), values(name), "--kube-version=1.36.0").stdout
+        assert "0 chart(s) failed" in said
+        assert "[WARNING]" not in said
+
+
+def without_release(body: Body) -> Body:
+    """Return an object without what only a release has: labels of helm, images' environment, an explicit policy."""
+    copy: Body = json.loads(json.dumps(body))
+    copy["metadata"].pop("labels", None)
+    if copy["kind"] == "Deployment":
+        template = copy["spec"]["template"]
+        template["metadata"].pop("labels", None)
+        copy["spec"].pop("selector")
+        (container,) = template["spec"]["containers"]
+        container.pop("imagePullPolicy", None)
+        for entry in list(container["env"]):
+            if entry["name"] in SET_BY_THE_CHART:
+                assert entry["value"] == SET_BY_THE_CHART[entry["name"]], (
+                    "the chart's default is not the operator's own"
+                )
+                container["env"].remove(entry)
+    return copy
+
+
+SET_BY_THE_CHART = {
+    "TWINPOOL_ROUTER_IMAGE": Settings().router_image,
+    "TWINPOOL_WORKER_IMAGE": Settings().worker_image,
+    "TWINPOOL_TOPOLOGY": AUTO,
+    "TWINPOOL_LOG_LEVEL": "info",
+}
+
+
+@pytest.mark.parametrize(("scope", "file"), [("cluster", "operator.yaml"), ("namespace", "namespaced/operator.yaml")])
+def test_the_chart_and_the_manifests_install_the_same_operator(helm: Helm, scope: str, file: str) -> None:
+    text = (ROOT / "deploy" / file).read_text().replace("namespace: team-a", "namespace: twinpool-system")
+    wanted = [body for body in yaml.safe_load_all(text) if body["kind"] != "Namespace"]
+    bodies = helm.render(f"--set=scope={scope}", "--set=crds.install=false", "--set=rbac.aggregate=false")
+    assert sorted(body["kind"] for body in bodies) == sorted(body["kind"] for body in wanted)
+    for body in wanted:
+        assert without_release(one(bodies, body["kind"])) == without_release(body), body["kind"]
+
+
+def test_the_crd_is_the_generated_one_and_is_kept(helm: Helm) -> None:
+    (file,) = (ROOT / "crds").glob("*.yaml")
+    wanted = yaml.safe_load(file.read_text())
+    found = one(helm.render(), "CustomResourceDefinition", wanted["metadata"]["name"])
+    assert found["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    found["metadata"].pop("labels")
+    wanted["metadata"].pop("labels")
+    assert found == wanted
+    assert not [x for x in helm.render("--set=crds.install=false") if x["kind"] == "CustomResourceDefinition"]
+
+
+def test_pod_monitors_come_with_their_crd(helm: Helm) -> None:
+    def monitors(*arguments: str) -> int:
+        return sum(body["kind"] == "PodMonitor" for body in helm.render(*arguments))
+
+    api = "--api-versions=monitoring.coreos.com/v1/PodMonitor"
+    assert monitors() == 0
+    assert monitors(api) == monitors("--set=podMonitors.create=always") == 4
+    assert monitors(api, "--set=podMonitors.create=never") == 0
+
+
+def test_topology_presets_are_those_of_the_operator() -> None:
+    assert SCHEMA["properties"]["topology"]["properties"]["preset"]["enum"] == [AUTO, *PRESETS]
+
+
+def test_every_value_has_its_default_and_its_schema() -> None:
+    def keys(schema: Body) -> set[str] | dict[str, Any]:
+        return {name: keys(inner) for name, inner in schema.get("properties", {}).items()}
+
+    def given(value: Any, schema: Body) -> Any:
+        inner = schema.get("properties", {})
+        return {name: given(value[name], inner[name]) for name in value if name in inner} if inner else {}
+
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    wanted = keys({"properties": {k: v for k, v in SCHEMA["properties"].items() if k != "global"}})
+    wanted["operator"]["resources"].pop("claims")  # type: ignore[index]
+    assert given(defaults, SCHEMA) == wanted
+
+
+def wrong(schema: Body) -> Any:
+    """Return values that are wrong in every single place."""
+    if "properties" in schema:
+        return {name: wrong(inner) for name, inner in schema["properties"].items()}
+    if schema.get("type") == "array" and "properties" in schema["items"]:
+        return [wrong(schema["items"])]
+    return 5 if schema.get("type") != "integer" else "five"
+
+
+def places(value: Any, path: str = "") -> list[str]:
+    if isinstance(value, dict):
+        return [place for name, inner in value.items() for place in places(inner, f"{path}/{name}")]
+    if isinstance(value, list):
+        return [place for index, inner in enumerate(value) for place in places(inner, f"{path}/{index}")]
+    return [path]
+
+
+def test_every_wrong_type_is_refused_with_its_place(helm: Helm, tmp_path: Path) -> None:
+    values = wrong(SCHEMA)
+    file = tmp_path / "wrong.yaml"
+    file.write_text(yaml.safe_dump(values))
+    done = helm.run("template", "twinpool", str(CHART), f"--values={file}", check=False)
+    assert done.returncode
+    missed = [place for place in places(values) if f"at '{place}'" not in done.stderr]
+    assert not missed, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("operator.replica=2", "at '/operator': additional properties 'replica' not allowed"),
+        ("operator.replicas=two", "at '/operator/replicas': got string, want integer"),
+        ("topology.preset=aws", "at '/topology/preset': value must be one of 'auto', 'eks'"),
+        ("scope=all", "at '/scope': value must be one of 'cluster', 'namespace'"),
+        ("images.router.digest=latest", "at '/images/router/digest': 'latest' does not match pattern '^(sha256:"),
+        ("operator.env[0].name=TWINPOOL_NAMESPACE", "at '/operator/env/0/name': 'not' failed"),
+        ("endpoints[0].pool=a", "at '/endpoints/0': missing property 'namespace'"),
+        ("endpoints[0].namespace=b", "at '/endpoints/0': missing property 'pool'"),
+        ("operator.tolerations=yes", "at '/operator/tolerations': got string, want array"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_words(helm: Helm, setting: str, words: str) -> None:
+    done = helm.run("template", "twinpool", str(CHART), "--set", setting, check=False)
+    assert done.returncode
+    assert words in done.stderr
