@@ -1,6 +1,8 @@
 """``twinpool``, which is ``kubectl twinpool`` as well: the console script.
 
-Exit codes: 0 done, 1 the answer is no (a stale file, an invalid manifest), 2 the command was not understood.
+Exit codes: 0 done, 1 the answer is no (a stale file, an invalid manifest, a pool that does not serve) or there is none,
+2 the command was not understood. What is printed is for people on a terminal, plain in a pipe, and for programs with
+``-o json``.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from twinpool.cli.crd import check_fresh, crd_yaml
+from twinpool.cli.doctor import doctor
 from twinpool.cli.metrics import metrics
 from twinpool.cli.placement import explain, plan
 from twinpool.cli.rollout import app as rollout
+from twinpool.cli.status import status
 from twinpool.cli.validate import validate as validate_stream
 from twinpool.core.errors import TwinpoolError
 
@@ -28,6 +32,8 @@ app = App(
     help="Serve large language models from twin pools of prefill and decode workers on Kubernetes.",
     version=version("twinpool"),
 )
+app.command(status)
+app.command(doctor)
 app.command(rollout)
 app.command(plan)
 app.command(explain)
@@ -47,6 +53,13 @@ def crd(*, check: Path | None = None) -> int:
         sys.stdout.write(crd_yaml())
         return 0
     check_fresh(check)
+    return 0
+
+
+@app.command
+def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
+    """Print the completion of a shell: `source <(twinpool completion bash)`."""
+    sys.stdout.write(app.generate_completion(prog_name="twinpool", shell=shell))
     return 0
 
 
