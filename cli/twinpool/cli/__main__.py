@@ -20,6 +20,7 @@ from rich.console import Console
 
 from twinpool.cli.crd import check_fresh, crd_yaml
 from twinpool.cli.doctor import doctor
+from twinpool.cli.live.command import live
 from twinpool.cli.metrics import metrics
 from twinpool.cli.placement import explain, plan
 from twinpool.cli.rollout import app as rollout
@@ -38,6 +39,7 @@ app.command(rollout)
 app.command(plan)
 app.command(explain)
 app.command(metrics)
+app.command(live)
 
 
 @app.command

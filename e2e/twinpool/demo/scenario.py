@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +208,7 @@ def how_to_go_on(cluster: Cluster, choice: Choice, namespace: str) -> str:
         f"  watch  export KUBECONFIG={cluster.kubeconfig} PATH={Path(cluster.kubectl_path).parent}:$PATH\n"
         f"         kubectl get tpool,pods    kubectl describe tpool {choice.pool}"
         f"    kubectl logs -l {protocol.LABEL_ROLE}=decode\n"
+        f"         {Path(sys.executable).parent / 'twinpool'} live {choice.pool} -n {namespace}   # a page\n"
         f"         curl {base.rsplit(':', 1)[0]}:{protocol.ROUTER_ADMIN_PORT}/metrics\n"
         "  stop   make down"
     )
