@@ -58,11 +58,9 @@ def test_the_page_shows_the_requests_of_a_pool(twinpool: Cluster, namespace: str
 
         def moving() -> bool:
             numbers = frame()["numbers"]
-            return all(numbers[name] for name in ("requests", "remote", "tokens", "bytes")) and None not in (
-                *numbers["ttft"],
-                *numbers["itl"],
-                *numbers["prefill"],
-            )
+            counted = all(numbers[name] for name in ("requests", "remote", "tokens", "bytes", "clients"))
+            timed = None not in (*numbers["ttft"], *numbers["itl"], *numbers["prefill"])
+            return counted and timed and any(group["requests"] for group in frame()["groups"])
 
         wait_until(moving, 60, "requests, tokens, bytes and times are counted")
         seen = frame()

@@ -20,6 +20,7 @@ from twinpool.cli.live.server import Server
 from twinpool.cli.live.watcher import OBJECTS_EVERY, WINDOW, Watcher
 from twinpool.cli.scrape import parse
 from twinpool.core.errors import TwinpoolError
+from twinpool.core.metrics.page import DECLARED
 from twinpool.core.spec import InferencePool
 from twinpool.operator.logic.observed import Observed, PodView
 
@@ -45,8 +46,8 @@ twinpool_router_requests_total{{route="completions",code="200"}} {served}
 twinpool_router_requests_total{{route="completions",code="503"}} 4
 twinpool_router_handoffs_total{{outcome="remote",reason=""}} {served}
 twinpool_router_requests_waiting 3
-twinpool_router_requests_in_flight{{endpoint="d1-0",role="decode"}} 2
-twinpool_router_endpoint_suspect{{endpoint="d2-0",role="decode"}} 1
+twinpool_router_requests_in_flight{{worker="d1-0",role="decode"}} 2
+twinpool_router_endpoint_suspect{{worker="d2-0",role="decode"}} 1
 twinpool_router_time_to_first_token_seconds_bucket{{route="completions",le="1.0"}} {served}
 twinpool_router_time_to_first_token_seconds_bucket{{route="completions",le="+Inf"}} {served}
 """
@@ -96,6 +97,16 @@ def test_a_frame_says_what_happens_now() -> None:
     assert groups["d2"]["suspect"]
     assert seen["routers"] == [{"name": "r-0", "ready": True, "answers": True}]
     assert seen["silent"] == []
+
+
+@pytest.mark.parametrize("text", [ROUTER.format(served=1), ENGINE.format(tokens=1)])
+def test_what_a_frame_reads_is_what_is_declared(text: str) -> None:
+    for name, samples in parse(text).samples.items():
+        metric = DECLARED.get(name) or DECLARED.get(name.removesuffix("_bucket"))
+        if metric is None:
+            assert name.startswith("vllm:")
+            continue
+        assert all({key for key, _ in labels} - {"le"} == set(metric.label_names) for labels in samples), name
 
 
 def test_the_first_frame_has_no_rates() -> None:

@@ -86,7 +86,7 @@ def _numbers(counted: Scrape, moved: Scrape, gauges: Scrape, seconds: float) -> 
 
 def _group(leader: PodView, pods: Iterable[PodView], gauges: Scrape, engine: Scrape | None) -> dict[str, Any]:
     def gauge(name: str) -> float:
-        return gauges.total(_ROUTER + name, endpoint=leader.name)
+        return gauges.total(_ROUTER + name, worker=leader.name)
 
     return {
         "name": leader.group,
