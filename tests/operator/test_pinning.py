@@ -12,7 +12,7 @@ from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Apply, HandOver, TakeBack
 from twinpool.operator.logic.groups import Group
 from twinpool.operator.logic.observed import Child, Observed, PodView, read_pod
-from twinpool.operator.logic.pinning import HALF_AFTER, RACE_AFTER, ends, handed_over, taken_back, undecided
+from twinpool.operator.logic.pinning import HALF_AFTER, RACE_AFTER, coming, ends, handed_over, taken_back, undecided
 from twinpool.operator.logic.placement.model import Shortfall, Verdict
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.settings import Settings
@@ -264,3 +264,13 @@ def test_a_gate_that_was_just_removed_is_no_refusal() -> None:
     }
     found = read_pod({"metadata": {"name": "x"}, "status": {"conditions": [condition]}})
     assert (found.scheduled, found.scheduler_message, found.unschedulable) == (None, "", False)
+
+
+def test_more_is_coming_while_groups_or_pods_are_missing(make_pool: Callable[..., InferencePool]) -> None:
+    one = make_pool(placement={}, prefill=None)
+    assert not coming(seen(one), [group(gated(0), gated(1))])
+    assert coming(seen(one), [group(gated(0))]), "a pod is not there yet"
+    assert coming(seen(one), []), "a group is not there yet"
+    gone = {names.RETIRED_ANNOTATION: "true"}
+    assert coming(seen(one), [group(gated(0), gated(1), **gone)]), "one that goes stands for none that comes"
+    assert not coming(seen(one), [group(pod(0), placement="affinity")]), "its pods are not ours to place"

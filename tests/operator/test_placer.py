@@ -19,7 +19,7 @@ from twinpool.operator.shell.apply import Executor
 from twinpool.operator.shell.cache import POD, Cache
 from twinpool.operator.shell.cluster import ApiRefused
 from twinpool.operator.shell.observe import Memory
-from twinpool.operator.shell.placer import LONGEST, SHORTEST, Placer
+from twinpool.operator.shell.placer import LONGEST, SETTLE, SHORTEST, Placer
 from twinpool.operator.shell.selfcheck import sees_nodes
 
 if TYPE_CHECKING:
@@ -77,15 +77,16 @@ class Scene:
         self.cache.put(protocol.KIND, pool.metadata.uid, KEY, {**body, "status": {}})
         self.placer = Placer(self.api, self.cache, Lease(), preset("auto"), self.told.append)  # type: ignore[arg-type]
 
-    def gate(self, uid: str) -> str:
-        """Let the pool's group be there with one gated pod; return the group's name."""
+    def gate(self, uid: str, number: int = 0) -> str:
+        """Let one of the pool's groups be there with one gated pod; return the group's name."""
         made = plan(module.Observed(self.pool), SEES, 0.0)
-        body: dict[str, Any] = next(dict(a.body) for a in made.actions if a.kind == "StatefulSet")  # type: ignore[union-attr]
-        body["metadata"] = {**body["metadata"], "uid": "uid-set"}
-        self.cache.put("StatefulSet", "uid-set", KEY, read_child("StatefulSet", body))
+        bodies = [dict(action.body) for action in made.actions if action.kind == "StatefulSet"]  # type: ignore[union-attr]
+        body: dict[str, Any] = bodies[number]
+        body["metadata"] = {**body["metadata"], "uid": f"uid-set-{number}"}
+        self.cache.put("StatefulSet", f"uid-set-{number}", KEY, read_child("StatefulSet", body))
         template = body["spec"]["template"]
-        pod = {**template, "metadata": {**template["metadata"], "name": "w-0", "uid": uid}}
-        self.cache.put(POD, "pod", KEY, read_pod(pod))
+        pod = {**template, "metadata": {**template["metadata"], "name": f"w-{number}", "uid": uid}}
+        self.cache.put(POD, f"pod-{number}", KEY, read_pod(pod))
         name: str = body["metadata"]["name"]
         return name
 
@@ -115,6 +116,34 @@ async def test_a_pod_that_waits_gets_a_node_and_its_pool_is_told(scene: Scene) -
     assert scene.api.reads == 1, "nothing is read while nothing is short"
     scene.placer.forget_all()
     assert scene.placer.verdicts(KEY) == {}
+
+
+@pytest.mark.looptime
+async def test_the_groups_of_a_pool_are_decided_about_together(make_pool: Callable[..., InferencePool]) -> None:
+    """A group that came first must not get the place that is best for one that comes a moment later."""
+    decode = {"resources": {"gpu": {"perNode": 0}, "cpu": "4"}, "replicas": 2}
+    scene = Scene(make_pool(prefill=None, placement={}, decode=decode))
+    for name in ("n1", "n2"):
+        scene.api.node(name)
+    first = scene.gate("u1")
+    scene.placer.wake()
+    await ran(scene, 2)
+    assert scene.api.reads == 0, "the second group is still to be made"
+    second = scene.gate("u2", 1)
+    await ran(scene, 1)
+    assert {name: found.nodes for name, found in scene.placer.verdicts(KEY).items()}.keys() == {first, second}
+    assert scene.api.reads == 1
+
+
+@pytest.mark.looptime
+async def test_what_does_not_come_is_not_waited_for_for_ever(make_pool: Callable[..., InferencePool]) -> None:
+    decode = {"resources": {"gpu": {"perNode": 0}, "cpu": "4"}, "replicas": 2}
+    scene = Scene(make_pool(prefill=None, placement={}, decode=decode))
+    scene.api.node("n1")
+    first = scene.gate("u1")
+    scene.placer.wake()
+    await ran(scene, 2 * SETTLE)
+    assert scene.placer.verdicts(KEY)[first].nodes == ("n1",)
 
 
 @pytest.mark.looptime

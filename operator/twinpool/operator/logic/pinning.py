@@ -16,6 +16,7 @@ from twinpool.operator.logic.actions import HandOver, TakeBack
 from twinpool.operator.logic.placement.affinity import ungating, wishes, with_wishes
 from twinpool.operator.logic.placement.model import Verdict
 from twinpool.operator.logic.pods import nodes_of
+from twinpool.operator.logic.ratio import wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -163,6 +164,13 @@ def ends(observed: Observed, groups: Iterable[Group]) -> list[float]:
 def claimed(groups: Iterable[Group]) -> list[Group]:
     """Return the groups whose nodes are the operator's to choose."""
     return [group for group in groups if noted(group) == "pin" and not group.retired and group.replicas > 0]
+
+
+def coming(observed: Observed, groups: Iterable[Group]) -> bool:
+    """Return whether more pods are about to be made that are best decided about together with those that wait."""
+    there = [group for group in groups if not group.retired]
+    partly = any(len(_staying(group)) < group.size for group in claimed(there))
+    return partly or len(there) < sum(wanted(observed.pool).values())
 
 
 def undecided(observed: Observed, groups: Iterable[Group]) -> bool:

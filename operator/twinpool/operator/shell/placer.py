@@ -12,9 +12,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from twinpool.core import protocol
 from twinpool.operator.logic.groups import Group, groups
 from twinpool.operator.logic.observed import Observed
-from twinpool.operator.logic.pinning import claimed
+from twinpool.operator.logic.pinning import claimed, coming
 from twinpool.operator.logic.placement import reading
 from twinpool.operator.logic.placement.ledger import Claim, Ledger, decide
 from twinpool.operator.shell.cluster import ApiRefused
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to wait for more pods of the same change before deciding.
-GATHER = 0.2
+#: Seconds to wait for more pods of the same change before deciding, and at most for what a pool is about to make.
+GATHER, SETTLE = 0.2, 3.0
 #: Seconds from one look at a short cluster to the next: doubled each time, up to the longest.
 SHORTEST, LONGEST = 2.0, 30.0
 
@@ -105,6 +106,11 @@ class Placer:
         """Wait for more of the same change; nobody waits long for a first answer, and no flood of events costs much."""
         now = asyncio.get_running_loop().time()
         await asyncio.sleep(GATHER if self._urgent else max(GATHER, self._last + SHORTEST - now))
+        # A group that is decided about before the rest of its pool is there may get the rest's best place.
+        for _ in range(round(SETTLE / GATHER)):
+            if not self._more_come():
+                break
+            await asyncio.sleep(GATHER)
         self._woken.clear()
         self._urgent, self._last = False, asyncio.get_running_loop().time()
 
@@ -128,16 +134,28 @@ class Placer:
         """Return the groups of all pools whose nodes are ours to choose; a pool that cannot be read has none."""
         found = []
         for key in self._cache.pools():
-            body = self._cache.pool(key)
-            if body is None or not body["spec"].get("placement"):
-                continue
-            try:
-                pool = read_pool(body)
-            except ValueError:
-                continue
-            observed = Observed(pool, tuple(self._cache.children(key)), self._cache.pods(key))
-            found += [(key, Claim(pool, group)) for group in _own(observed)]
+            if (observed := self._observed(key)) is not None:
+                found += [(key, Claim(observed.pool, group)) for group in _own(observed)]
         return found
+
+    def _observed(self, key: PoolKey) -> Observed | None:
+        """Return a pool that has a ``placement`` block and can be read, with what belongs to it."""
+        body = self._cache.pool(key)
+        if body is None or not body["spec"].get("placement"):
+            return None
+        try:
+            pool = read_pool(body)
+        except ValueError:
+            return None
+        return Observed(pool, tuple(self._cache.children(key)), self._cache.pods(key))
+
+    def _more_come(self) -> bool:
+        """Return whether a pool of which something waits is about to get more pods."""
+        for key in self._cache.pools():
+            gated = any(protocol.PLACEMENT_GATE in pod.scheduling_gates for pod in self._cache.pods(key))
+            if gated and (observed := self._observed(key)) is not None and coming(observed, groups(observed)):
+                return True
+        return False
 
     def _tell(self, made: Ledger) -> None:
         """Log what is wrong with nodes' labels, once."""
