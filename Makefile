@@ -61,6 +61,7 @@ check: setup ## format, lint, types, dependency rules, freshness of generated fi
 	@$(VENV)/bin/twinpool crd --check $(CRD)
 	@$(VENV)/bin/twinpool metrics --check docs/metrics.md
 	@$(VENV)/bin/twinpool crd --check $(CHART_CRD)
+	@$(RUN) -m monitoring check
 
 fix: setup ## format, and mend what ruff can mend
 	@$(VENV)/bin/ruff format --quiet .
@@ -70,6 +71,7 @@ generate: setup ## write the generated files again
 	@$(VENV)/bin/twinpool crd > $(CRD).new && mv $(CRD).new $(CRD)
 	@$(VENV)/bin/twinpool metrics > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
 	@cp $(CRD) $(CHART_CRD)
+	@$(RUN) -m monitoring write
 
 bench: setup ## measure one part beside its baseline: NAME=router|routing|worker|operator|placement [QUICK=1] [OUT=file.json]
 	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))

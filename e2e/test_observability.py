@@ -1,10 +1,15 @@
-"""What a pool under load can be seen to do: every series is declared, and every declared one is seen."""
+"""What a pool under load can be seen to do: every series is declared, and every panel and alert has data.
+
+A Prometheus built from its module scrapes the pool while it is asked. Engines are simulated: their times are invented.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import math
+import subprocess
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,10 +21,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from monitoring.boards import DASHBOARDS
+from monitoring.rules import ALERTS, unit_tests
 from twinpool.core import protocol
 from twinpool.core.metrics.page import DECLARED
 from twinpool.demo.client import get, post, stream
 from twinpool.demo.scenario import OPERATOR_NAMESPACE, condition, pods, pool, router_url
+from twinpool.localcluster.progress import Progress
+from twinpool.localcluster.prometheus import Prometheus, ensure_prometheus, running
 from twinpool.localcluster.waiting import wait_until
 from twinpool.worker.engines.simulated.logic.metrics import FAMILIES
 
@@ -52,18 +61,21 @@ class Served:
     cluster: Cluster
     namespace: str
 
-    def targets(self) -> dict[str, list[str]]:
-        """Return the addresses of all ``/metrics`` by component."""
-        found = defaultdict(list)
+    def targets(self) -> dict[tuple[tuple[str, str], ...], list[str]]:
+        """Return the addresses of all ``/metrics`` of each pod, by the labels that a scrape gives them."""
+        found = {}
         for role in (*protocol.ROLES, "router"):
             ports = (
                 (protocol.ROUTER_ADMIN_PORT,) if role == "router" else (protocol.LAUNCHER_PORT, protocol.ENGINE_PORT)
             )
             for pod in pods(self.cluster, self.namespace, NAME, role):
-                found[role] += [f"{pod['status']['podIP']}:{port}" for port in ports]
+                labels = {"namespace": self.namespace, "pool": NAME, "component": role, "pod": pod["metadata"]["name"]}
+                found[tuple(labels.items())] = [f"{pod['status']['podIP']}:{port}" for port in ports]
         arguments = ("-n", OPERATOR_NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=twinpool-operator")
-        found["operator"] = [f"{pod['status']['podIP']}:8080" for pod in self.cluster.json(*arguments)["items"]]
-        return dict(found)
+        for pod in self.cluster.json(*arguments)["items"]:
+            labels = {"namespace": OPERATOR_NAMESPACE, "component": "operator", "pod": pod["metadata"]["name"]}
+            found[tuple(labels.items())] = [f"{pod['status']['podIP']}:8080"]
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +153,72 @@ def test_every_series_is_declared_and_every_declared_one_is_seen(served: Served)
             if not name.startswith("twinpool_operator_pool"):
                 assert len(found) <= most, f"{name} has {len(found)} values of {label.name}: {sorted(found)}"
     assert set(DECLARED) - seen == set(UNSEEN), "a declared metric was not seen, or an excused one was"
+
+
+# What Prometheus makes of it.
+
+
+@pytest.fixture(scope="session")
+def prometheus_binaries(request: pytest.FixtureRequest) -> Path:
+    """Prometheus and promtool; building them shows its progress even where output is captured."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        return ensure_prometheus(Progress())
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    served: Served, prometheus_binaries: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    """A server that has scraped every target of the pool while it was asked."""
+    with running(prometheus_binaries, tmp_path_factory.mktemp("prometheus"), served.targets()) as server:
+        up = sum(len(addresses) for addresses in served.targets().values())
+        wait_until(lambda: len(server.query("up == 1")) == up, 60, "every target is scraped")
+        traffic(router_url(served.cluster, served.namespace, NAME))
+        name = f"{protocol.PLURAL}.{protocol.GROUP}/{NAME}"
+        served.cluster.kubectl("-n", served.namespace, "annotate", name, "example.com/look=again")
+        for counter in ("twinpool_router_requests_total", "twinpool_operator_reaction_seconds_count"):
+            wait_until(lambda: any(values(server, f"increase({counter}[1m]) > 0")), 60, f"{counter} grows")  # noqa: B023
+        yield server
+
+
+def filled(expression: str, namespace: str) -> str:
+    """Return a query of a dashboard with its variables filled in."""
+    values = {"$__rate_interval": "1m", "$namespace": namespace, "$pool": NAME}
+    for variable, value in values.items():
+        expression = expression.replace(variable, value)
+    return expression
+
+
+def values(server: Prometheus, expression: str) -> list[float]:
+    """Return what a query gives now, without what is no number."""
+    found = [series.points[-1][1] for series in server.query(expression)]
+    return [value for value in found if math.isfinite(value)]
+
+
+def test_every_panel_has_data(served: Served, prometheus: Prometheus) -> None:
+    silent, talking = [], []
+    for board in DASHBOARDS:
+        for panel in board.panels:
+            for query in panel.queries:
+                found = values(prometheus, filled(query.expr, served.namespace))
+                name = f"{board.title} / {panel.title} / {query.legend}: {query.expr}"
+                (talking if found else silent).append((name, panel.empty))
+    missing = [name for name, excuse in silent if not excuse]
+    assert not missing, "no data in:\n" + "\n".join(missing)
+    assert not [name for name, excuse in talking if excuse], "excused for having no data, and has some"
+
+
+def test_every_alert_can_be_judged(prometheus: Prometheus) -> None:
+    for alert in ALERTS:
+        found = values(prometheus, alert.value)
+        assert found or alert.empty, f"{alert.name} has no data: {alert.value}"
+        prometheus.query(alert.expr)
+
+
+def test_alerts_fire_when_they_must_and_only_then(prometheus_binaries: Path, tmp_path: Path) -> None:
+    tests = tmp_path / "tests.yaml"
+    tests.write_text(yaml.safe_dump(unit_tests(str(ROOT / "charts" / "twinpool" / "files" / "alerts.yaml"))))
+    done = subprocess.run(
+        [prometheus_binaries / "promtool", "test", "rules", tests], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

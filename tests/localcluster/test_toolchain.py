@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from twinpool.localcluster import golang, helm, paths, toolchain
+from twinpool.localcluster import golang, helm, paths, prometheus, toolchain
 from twinpool.localcluster.build import GIB, Target, check_disk, describe, explain
 from twinpool.localcluster.errors import ToolchainError
 from twinpool.localcluster.progress import Progress
@@ -256,6 +256,13 @@ def test_helm_is_built_once_in_a_folder_of_its_own(machine: Machine) -> None:
     assert machine.builds == 1
     built.write_text("")
     assert helm.ensure_helm(QUIET).read_text() == "program helm\n"
+
+
+def test_prometheus_is_built_once_in_a_folder_of_its_own(machine: Machine) -> None:
+    built = prometheus.ensure_prometheus(QUIET)
+    assert {path.name for path in built.iterdir()} == {"prometheus", "promtool", "manifest.json"}
+    assert prometheus.ensure_prometheus(QUIET) == built
+    assert machine.builds == 2
 
 
 def test_a_helm_of_the_user_is_taken_when_it_is_a_program(machine: Machine) -> None:

@@ -32,12 +32,13 @@ _PACKAGE = re.compile(r"[\w.~/+-]+")
 
 @dataclass(frozen=True)
 class Target:
-    """One program: its file name, the folder of its module, its package, and linker flags."""
+    """One program: its file name, the folder of its module, its package, linker flags and build tags."""
 
     name: str
     module: Path
     package: str
     ldflags: str
+    tags: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _go_caches(go: Path, env: Mapping[str, str]) -> dict[str, Path]:
 def _build_one(go: Path, target: Target, out: Path, env: Mapping[str, str], progress: Progress) -> None:
     log = out / "scratch" / f"{target.name}.log"
     command = [str(go), "build", "-v", "-mod=readonly", "-buildvcs=false", "-trimpath"]
-    command += ["-ldflags", target.ldflags, "-o", str(out / target.name), target.package]
+    command += ["-tags", target.tags, "-ldflags", target.ldflags, "-o", str(out / target.name), target.package]
     progress.say(f"building {target.name}")
     start = last = time.monotonic()
     tie = die_with_parent() if threading.current_thread() is threading.main_thread() else None

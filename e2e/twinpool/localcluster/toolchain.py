@@ -98,13 +98,17 @@ def _stamp(version: str) -> str:
 def cache_key(targets: tuple[Target, ...], sources: Path, modules: tuple[str, ...] = _MODULES) -> str:
     """Return a key that changes with everything that the binaries depend on; ``modules`` are folders of ``sources``."""
     digest = hashlib.sha256()
-    for text in (_RECIPE, KUBERNETES_VERSION, WHEEL_VERSION, *(f"{t.name} {t.package} {t.ldflags}" for t in targets)):
+    for text in (_RECIPE, KUBERNETES_VERSION, WHEEL_VERSION, *map(_words, targets)):
         digest.update(text.encode() + b"\0")
     for module in modules:
         for path in sorted((sources / module).rglob("*")):
             if path.name in ("go.mod", "go.sum") or (path.suffix == ".go" and not path.name.endswith("_test.go")):
                 digest.update(str(path.relative_to(sources)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _words(target: Target) -> str:
+    return " ".join(filter(None, (target.name, target.package, target.ldflags, target.tags)))
 
 
 def is_complete(folder: Path) -> bool:

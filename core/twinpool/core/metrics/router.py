@@ -74,7 +74,7 @@ METRICS = catalogue(
         Metric(
             "twinpool_router_queue_seconds",
             "histogram",
-            "Time that requests waited for a place at the workers.",
+            "Time that requests waited for a place at the workers; 0 for those that began at once.",
             f"{_SHELL}/admission.py",
             "seconds",
             buckets=SECONDS,

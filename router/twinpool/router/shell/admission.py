@@ -61,6 +61,7 @@ class Admission:
     def enter(self, guest: Guest, key: str, priority: int, tokens: int) -> Waiting[Guest] | None:
         """Let ``guest`` begin at once, or wait, or turn somebody away; return its entry while it waits."""
         if self._places is None or (self._running < self._places and not self._queue):
+            self._numbers.observe("twinpool_router_queue_seconds", 0.0)
             self._begin(guest)
             return None
         entry = Waiting(guest, key, priority, tokens, self._loop.time())

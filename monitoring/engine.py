@@ -1,0 +1,156 @@
+"""Dashboards: the engines behind the pool, and their caches."""
+
+from __future__ import annotations
+
+from monitoring.panel import POOL, Dashboard, Panel, Query, quantile, total
+
+_PREFILL = POOL + ',component="prefill"'
+
+ENGINE = Dashboard(
+    "twinpool-engine",
+    "Twinpool / Engine",
+    "Engines pod by pod: batch, KV room, speed, and their lives. Simulated engines show invented numbers here.",
+    (
+        (
+            "Load",
+            (
+                Panel(
+                    "Running requests",
+                    "Requests in the batch, by pod. Flat at one height while others wait: `max_num_seqs` is reached.",
+                    "short",
+                    (Query(f"sum by (pod) (vllm:num_requests_running{{{POOL}}})", "{{pod}}"),),
+                ),
+                Panel(
+                    "Waiting requests",
+                    "Requests that the engine has not begun, by pod. On one pod only: that pod is slow or chosen too "
+                    "often. On all: add groups of that role.",
+                    "short",
+                    (Query(f"sum by (pod) (vllm:num_requests_waiting{{{POOL}}})", "{{pod}}"),),
+                ),
+                Panel(
+                    "KV cache in use",
+                    "Share of KV blocks in use, by pod. Near 100 % with preemptions: more memory for KV "
+                    "(`kvCache.gpuMemoryUtilization`), shorter contexts, or more decode groups.",
+                    "percentunit",
+                    (Query(f"max by (pod) (vllm:kv_cache_usage_perc{{{POOL}}})", "{{pod}}"),),
+                ),
+                Panel(
+                    "Preemptions",
+                    "Requests per second thrown out of the batch for want of KV blocks; each is computed again. Should "
+                    "be zero.",
+                    "ops",
+                    (Query(total("vllm:num_preemptions_total", "pod"), "{{pod}}"),),
+                ),
+            ),
+        ),
+        (
+            "Speed",
+            (
+                Panel(
+                    "Inter-token latency by pod, p99",
+                    "A pod above the others of its role is hot or damaged: compare its running requests; if they are "
+                    "even, look at its GPU's clocks and ECC errors.",
+                    "s",
+                    (Query(quantile(0.99, "vllm:inter_token_latency_seconds", "component, pod"), "{{pod}}"),),
+                ),
+                Panel(
+                    "Tokens of a step, p99",
+                    "How much one step of the engine computes. Near the token budget on prefill: it is compute bound. "
+                    "On decode it is about the batch, and jumps when a prompt is read there.",
+                    "short",
+                    (Query(quantile(0.99, "vllm:iteration_tokens_total", "component"), "{{component}}"),),
+                ),
+                Panel(
+                    "Tokens written",
+                    "Tokens per second by pod. One pod below the others of its role gets less, or is slower.",
+                    "ops",
+                    (Query(total("vllm:generation_tokens_total", "pod"), "{{pod}}"),),
+                ),
+                Panel(
+                    "How requests ended",
+                    "Requests per second by reason: stop, length (the client's limit), abort (it left), error.",
+                    "reqps",
+                    (Query(total("vllm:request_success_total", "finished_reason"), "{{finished_reason}}"),),
+                ),
+            ),
+        ),
+        (
+            "Lives",
+            (
+                Panel(
+                    "Ready workers",
+                    "Workers that may be asked, by role, as their launchers say.",
+                    "short",
+                    (Query(f"sum by (component) (twinpool_worker_ready{{{POOL}}})", "{{component}}"),),
+                ),
+                Panel(
+                    "Engines lost, by cause",
+                    "Losses within an hour. docs/worker-health.md says what each cause means; DeviceLost and DiskFull "
+                    "need somebody at the node.",
+                    "short",
+                    (
+                        Query(
+                            f"sum by (cause) (increase(twinpool_worker_engine_losses_total{{{POOL}}}[1h]))", "{{cause}}"
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Time to start",
+                    "From the start of an engine to its first token, the last start of each pod. Long: the model is "
+                    "fetched anew each time; see `model.cache`. It is what scaling out waits for.",
+                    "s",
+                    (Query(f"max by (pod) (twinpool_worker_engine_start_seconds{{{POOL}}})", "{{pod}}"),),
+                ),
+                Panel(
+                    "Warnings",
+                    "Things that are wrong although the engine serves; `/status` of the pod's launcher names them.",
+                    "short",
+                    (Query(f"sum by (pod) (twinpool_worker_engine_warnings{{{POOL}}})", "{{pod}}"),),
+                ),
+            ),
+        ),
+    ),
+)
+
+CACHE = Dashboard(
+    "twinpool-cache",
+    "Twinpool / Cache",
+    "How much of the prompts was already computed, and whether that made the first token come sooner.",
+    (
+        (
+            "Prefix cache",
+            (
+                Panel(
+                    "Share of prompt tokens found in the cache",
+                    "By role. Low although prompts share a beginning: routing spreads them (`routing.policy: price` or "
+                    "`prefix`), or the cache is too small and thrashes; then preemptions or evictions are high too.",
+                    "percentunit",
+                    (
+                        Query(
+                            f"{total('vllm:prefix_cache_hits_total', 'component')} "
+                            f"/ ({total('vllm:prefix_cache_queries_total', 'component')} > 0)",
+                            "{{component}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Prompt tokens at prefill by source",
+                    "Tokens per second that prefill computed, and that it had. Computed tokens are what prefill groups "
+                    "are for: halving them is as good as doubling the groups.",
+                    "ops",
+                    (Query(total("vllm:prompt_tokens_by_source_total", "source", _PREFILL), "{{source}}"),),
+                ),
+                Panel(
+                    "Time at prefill",
+                    "Median and p99 from sending a prefill leg to its parameters. A falling median with a rising share "
+                    "above: the cache pays. A cold and a warm hump show as a median far below p99.",
+                    "s",
+                    (
+                        Query(quantile(0.5, "twinpool_router_prefill_leg_seconds"), "p50"),
+                        Query(quantile(0.99, "twinpool_router_prefill_leg_seconds"), "p99"),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,118 @@
+"""Alerts about the operator and the routers themselves. What serves goes on without them for a while."""
+
+from __future__ import annotations
+
+from monitoring.alert import Alert
+
+OPERATOR_ALERTS = (
+    Alert(
+        "TwinpoolNoLeader",
+        "critical",
+        "1 - (sum(twinpool_operator_leader) or vector(0))",
+        0,
+        10,
+        "No operator leads: pools are neither repaired nor scaled",
+        "Pools go on serving as they are. Lost groups are not replaced, edits do nothing.",
+        (
+            "`kubectl -n twinpool-system get pods,lease`, and the log of deployment/twinpool-operator there.",
+            "`/readyz` of the operator: it says which right or CRD is missing.",
+        ),
+        ("Put right what `/readyz` says. Is Prometheus able to reach the operator's pod at all?",),
+        (("twinpool_operator_leader", "0x60"),),
+        (("twinpool_operator_leader", "1x60"),),
+    ),
+    Alert(
+        "TwinpoolOperatorErrors",
+        "warning",
+        'sum(rate(twinpool_operator_reconciles_total{result=~"api_error|bug"}[10m])) '
+        "/ (sum(rate(twinpool_operator_reconciles_total[10m])) > 0)",
+        0.2,
+        15,
+        "{{ $value | humanizePercentage }} of the operator's looks at pools end in errors",
+        "Plans are not carried out. bug is an exception of the operator's own.",
+        ("The operator's log; dashboard Operator and scaling, Requests to the API server: which status.",),
+        (
+            "403: give the rights that the log names. 429 or error: the API server is overloaded or away.",
+            "bug: report the log, and `/debug/pools/NAMESPACE/NAME`.",
+        ),
+        (
+            ('twinpool_operator_reconciles_total{result="bug"}', "0+5x60"),
+            ('twinpool_operator_reconciles_total{result="done"}', "0+5x60"),
+        ),
+        (
+            ('twinpool_operator_reconciles_total{result="bug"}', "0+0x60"),
+            ('twinpool_operator_reconciles_total{result="done"}', "0+5x60"),
+        ),
+    ),
+    Alert(
+        "TwinpoolOperatorBehind",
+        "warning",
+        "max(twinpool_operator_queue_age_seconds and on (pod) (twinpool_operator_leader == 1))",
+        60,
+        10,
+        "A pool has waited {{ $value }} s to be looked at",
+        "The operator does not keep up: lost groups are replaced late.",
+        ("Dashboard Operator and scaling: Queue, Reaction, Requests to the API server.",),
+        ("More CPU for the operator; fewer changes at once; a faster API server.",),
+        (
+            ('twinpool_operator_queue_age_seconds{pod="a"}', "100x60"),
+            ('twinpool_operator_leader{pod="a"}', "1x60"),
+        ),
+        (
+            ('twinpool_operator_queue_age_seconds{pod="a"}', "100x60"),
+            ('twinpool_operator_leader{pod="a"}', "0x60"),
+        ),
+    ),
+    Alert(
+        "TwinpoolWatchesSilent",
+        "warning",
+        "max(twinpool_operator_silent_watches)",
+        0,
+        15,
+        "{{ $value }} watches of the operator hear nothing",
+        "The operator does not see what changes. It looks at every pool every five minutes all the same.",
+        ("Is the API server well? `kubectl get --raw /readyz?verbose`",),
+        ("`kubectl -n twinpool-system rollout restart deployment/twinpool-operator`; report it when it comes again.",),
+        (("twinpool_operator_silent_watches", "1x60"),),
+        (("twinpool_operator_silent_watches", "0x60"),),
+    ),
+    Alert(
+        "TwinpoolDrainsCut",
+        "warning",
+        'sum(increase(twinpool_operator_drains_total{result="deadline"}[30m]))',
+        0,
+        0,
+        "{{ $value }} groups were taken away while requests still ran",
+        "Requests ran longer than `drainTimeout`, and were or will be cut.",
+        ("How long are the longest answers? Dashboard Overview; `kubectl get tpool POOL -o yaml`, `drainTimeout`.",),
+        ("Raise `drainTimeout` of the role to the longest answer that you promise.",),
+        (('twinpool_operator_drains_total{result="deadline"}', "0+1x60"),),
+        (('twinpool_operator_drains_total{result="deadline"}', "1x60"),),
+    ),
+    Alert(
+        "TwinpoolRouterProcessesDie",
+        "warning",
+        "max by (namespace, pool, pod) (increase(twinpool_router_data_process_restarts_total[30m]))",
+        1,
+        0,
+        "Data processes of router {{ $labels.namespace }}/{{ $labels.pod }} died {{ $value }} times",
+        "Each death cuts the requests of one process.",
+        ("`kubectl -n NAMESPACE logs POD`; was it memory? `kubectl describe pod POD`, OOMKilled.",),
+        ("Out of memory: raise `routing.resources`. Anything else is a bug: report it with the log.",),
+        (('twinpool_router_data_process_restarts_total{namespace="team",pool="llama",pod="r"}', "0+0.2x60"),),
+        (('twinpool_router_data_process_restarts_total{namespace="team",pool="llama",pod="r"}', "1x60"),),
+    ),
+    Alert(
+        "TwinpoolRouterBlind",
+        "critical",
+        "1 - min by (namespace, pool, pod) (twinpool_router_discovery_synced)",
+        0,
+        10,
+        "Router {{ $labels.namespace }}/{{ $labels.pod }} does not follow the list of workers",
+        "It serves with the workers it knew last; new ones get nothing from it, and lost ones are found by failures.",
+        ("`kubectl -n NAMESPACE logs POD`: which request to the API server fails.",),
+        ("Is the router's RoleBinding there? A NetworkPolicy between it and the API server?",),
+        (('twinpool_router_discovery_synced{namespace="team",pool="llama",pod="r"}', "0x60"),),
+        (('twinpool_router_discovery_synced{namespace="team",pool="llama",pod="r"}', "1x60"),),
+    ),
+)
