@@ -177,3 +177,19 @@ def test_a_wrong_value_is_refused_in_words(helm: Helm, setting: str, words: str)
     done = helm.run("template", "twinpool", str(CHART), "--set", setting, check=False)
     assert done.returncode
     assert words in done.stderr
+
+
+def test_dashboards_and_alerts_are_what_the_repository_holds(helm: Helm) -> None:
+    assert not [body for body in helm.render() if body["kind"] in ("ConfigMap", "PrometheusRule")]
+    bodies = helm.render("--api-versions=monitoring.coreos.com/v1/PrometheusRule", "--set=alerts.labels.team=serving")
+    (rule,) = [body for body in bodies if body["kind"] == "PrometheusRule"]
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert rule["metadata"]["labels"]["team"] == "serving"
+    shown = {name: text for body in bodies if body["kind"] == "ConfigMap" for name, text in body["data"].items()}
+    files = sorted((CHART / "files" / "dashboards").iterdir())
+    assert {name: json.loads(text) for name, text in shown.items()} == {
+        path.name: json.loads(path.read_text()) for path in files
+    }
+    for body in bodies:
+        if body["kind"] == "ConfigMap":
+            assert body["metadata"]["labels"]["grafana_dashboard"] == "1"

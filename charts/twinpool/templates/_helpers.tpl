@@ -39,8 +39,13 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{/* "yes" where PodMonitors are made. */}}
 {{- define "twinpool.podMonitors" -}}
-{{- $known := .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor" -}}
-{{- if or (eq .Values.podMonitors.create "always") (and (eq .Values.podMonitors.create "auto") $known) }}yes{{ end -}}
+{{- include "twinpool.monitored" (dict "root" . "create" .Values.podMonitors.create "kind" "PodMonitor") -}}
+{{- end }}
+
+{{/* Whether to make what is useful beside the Prometheus operator; auto goes by the CRD that is there. */}}
+{{- define "twinpool.monitored" -}}
+{{- $known := .root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind) -}}
+{{- if or (eq .create "always") (and (eq .create "auto") $known) }}yes{{ end -}}
 {{- end }}
 
 {{/* securityContext of the chart's containers: what Pod Security "restricted" asks for, and more. */}}
