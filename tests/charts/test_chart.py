@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from twinpool.core.topology import AUTO, PRESETS
+from twinpool.core.topology import AUTO, NAMES, PRESETS, parse, topology
 from twinpool.operator.logic.settings import Settings
 
 if TYPE_CHECKING:
@@ -114,8 +114,20 @@ def test_pod_monitors_come_with_their_crd(helm: Helm) -> None:
     assert monitors(api, "--set=podMonitors.create=never") == 0
 
 
-def test_topology_presets_are_those_of_the_operator() -> None:
-    assert SCHEMA["properties"]["topology"]["properties"]["preset"]["enum"] == [AUTO, *PRESETS]
+def test_topology_presets_and_levels_are_those_of_the_operator() -> None:
+    known = SCHEMA["properties"]["topology"]["properties"]
+    assert known["preset"]["enum"] == [AUTO, *PRESETS]
+    assert tuple(known["levels"]["properties"]) == NAMES[:-1]
+
+
+def test_topology_is_a_preset_or_labels_which_the_operator_can_read(helm: Helm) -> None:
+    (container,) = one(helm.render(values("airgapped")), "Deployment")["spec"]["template"]["spec"]["containers"]
+    (said,) = [entry["value"] for entry in container["env"] if entry["name"] == "TWINPOOL_TOPOLOGY"]
+    assert parse(said) == topology(
+        {"block": ("example.com/block",), "rack": ("example.com/rack", "example.com/old-rack")}
+    )
+    both = ("--set=topology.preset=eks", "--set=topology.levels.rack={a}")
+    assert "are both set - leave topology.preset" in helm.run("template", str(CHART), *both, check=False).stderr
 
 
 def test_every_value_has_its_default_and_its_schema() -> None:
@@ -129,6 +141,7 @@ def test_every_value_has_its_default_and_its_schema() -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     wanted = keys({"properties": {k: v for k, v in SCHEMA["properties"].items() if k != "global"}})
     wanted["operator"]["resources"].pop("claims")  # type: ignore[index]
+    wanted["topology"]["levels"] = {}  # type: ignore[index]
     assert given(defaults, SCHEMA) == wanted
 
 

@@ -3,7 +3,19 @@
 import pytest
 
 from twinpool.core.errors import InvalidValue
-from twinpool.core.topology import CLUSTER, HOST, LINKS, NAMES, PRESETS, Level, Topology, paths, preset, topology
+from twinpool.core.topology import (
+    CLUSTER,
+    HOST,
+    LINKS,
+    NAMES,
+    PRESETS,
+    Level,
+    Topology,
+    parse,
+    paths,
+    preset,
+    topology,
+)
 
 ZONE, SPINE = "topology.kubernetes.io/zone", "network.topology.nvidia.com/spine"
 LEAF, CLIQUE = "network.topology.nvidia.com/leaf", "nvidia.com/gpu.clique"
@@ -109,3 +121,28 @@ def test_presets_by_name() -> None:
     assert preset("gke") == topology(PRESETS["gke"])
     with pytest.raises(InvalidValue, match="no topology 'moon' - use auto, eks"):
         preset("moon")
+
+
+def test_a_flag_names_a_preset_or_labels_of_ones_own() -> None:
+    assert parse("gke") == preset("gke")
+    assert parse("rack=example.com/rack | old/rack,block=example.com/block") == topology(
+        {"block": ("example.com/block",), "rack": ("example.com/rack", "old/rack")}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("moon", "there is no topology 'moon'"),
+        ("shelf=x", "level 'shelf' is unknown - use zone"),
+        ("host=x", "level 'host' is unknown"),
+        ("rack=", "level 'rack' has no usable label ''"),
+        ("rack=a|", "level 'rack' has no usable label ''"),
+        ("rack=a b", "no usable label 'a b' - write LEVEL=LABEL"),
+        ("rack=a,rack=b", "level 'rack' is named twice - put its labels together"),
+        ("rack=a,", "level '' has no usable label"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(InvalidValue, match=problem):
+        parse(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from twinpool.core.topology import preset
+from twinpool.core.topology import preset, topology
 from twinpool.operator.__main__ import main, parse
 from twinpool.operator.logic.settings import VLLM_IMAGE, Settings
 from twinpool.operator.shell.cluster import ApiRefused
@@ -44,8 +44,11 @@ def test_a_wrong_log_level_is_refused_by_name(capsys: pytest.CaptureFixture[str]
     assert "--log-level loud: must be debug, info, warning or error" in capsys.readouterr().err
 
 
-def test_the_topology_is_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_topology_is_a_preset_or_labels_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse([], {"TWINPOOL_TOPOLOGY": "gke"})[0].settings.topology == preset("gke")
+    assert parse(["--topology", "rack=example.com/rack"], {})[0].settings.topology == topology(
+        {"rack": ("example.com/rack",)}
+    )
     with pytest.raises(SystemExit):
         parse(["--topology", "moon"], {})
     assert "--topology: there is no topology 'moon' - use auto, eks" in capsys.readouterr().err

@@ -63,3 +63,13 @@ runAsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
+
+{{/* What the operator's --topology says: a preset, or LEVEL=LABEL|LABEL,... */}}
+{{- define "twinpool.topology" -}}
+{{- $levels := list -}}
+{{- range $level, $labels := .Values.topology.levels }}{{ $levels = append $levels (printf "%s=%s" $level (join "|" $labels)) }}{{ end -}}
+{{- if and $levels (ne .Values.topology.preset "auto") -}}
+{{- fail "values: topology.preset and topology.levels are both set - leave topology.preset at auto to use labels of your own" -}}
+{{- end -}}
+{{- join "," $levels | default .Values.topology.preset -}}
+{{- end }}

@@ -22,7 +22,8 @@ from twinpool.cli.sizing import Asked, served, sizing
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.placement import Placement
-from twinpool.core.topology import AUTO, Weights, preset
+from twinpool.core.topology import AUTO, Weights
+from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.actions import Apply
 from twinpool.operator.logic.groups import Group, groups
 from twinpool.operator.logic.observed import Observed, PodView, read_child
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 Output = Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"], help="text or json.")]
 Namespace = Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool; default: kubectl's.")]
 KubeContext = Annotated[str, Parameter(name="--context", help="Context of the kubeconfig; default: kubectl's.")]
-TopologyName = Annotated[str, Parameter(help="Preset of node labels, as the operator's --topology.")]
+TopologyName = Annotated[str, Parameter(help="Preset, or LEVEL=LABEL,..., as the operator's --topology.")]
 
 #: What each term of the objective is about, in the order in which they are shown.
 _TERMS = {
@@ -111,7 +112,7 @@ def plan(
     observed = Observed(from_file(file)) if nodes else with_manifest(kubectl, file)
     seen = _from_file(nodes) if nodes else _from_cluster(kubectl)
     chosen = observed.pool.spec.placement is not None
-    layout = foreseen(observed, seen, preset(topology))
+    layout = foreseen(observed, seen, parse_topology(topology))
     asked = Asked(gpu, tokens, answer, concurrency, redundant_experts)
     what = served(observed.pool, model_config, asked) if model_config else None
     sized = sizing(observed.pool, what) if what else None
@@ -148,7 +149,7 @@ def explain(
     kubectl = Kubectl(namespace, kube_context)
     observed = observe(kubectl, pool)[0]
     seen = _from_cluster(kubectl)
-    now, best = compared(observed, seen, preset(topology))
+    now, best = compared(observed, seen, parse_topology(topology))
     if output == "json":
         sys.stdout.write(json.dumps({**as_json(observed, now), "best": best.score.total}) + "\n")
     else:

@@ -7,6 +7,7 @@ makes placement less informed, never wrong. The first level is always the whole 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -183,6 +184,9 @@ def _every_label() -> Mapping[str, tuple[str, ...]]:
     return found
 
 
+#: Key of a node label: a name, and a DNS prefix before it where it has one.
+_LABEL = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
 #: The preset that takes whatever label a cluster has.
 AUTO = "auto"
 
@@ -200,6 +204,30 @@ def preset(name: str) -> Topology:
     if name not in PRESETS:
         raise InvalidValue(f"there is no topology {name!r}", f"use {', '.join((AUTO, *PRESETS))}")
     return topology(PRESETS[name])
+
+
+def parse(text: str) -> Topology:
+    """Return the topology that a flag names: a preset, or levels with labels of one's own, ``rack=a|b,block=c``.
+
+    Of several labels of a level, the first that a node has counts.
+
+    Raises
+    ------
+    InvalidValue
+        When there is no such preset or level, a level is named twice, or a label cannot be one.
+    """
+    if "=" not in text:
+        return preset(text)
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in text.split(","):
+        name, _, labels = (part.strip() for part in entry.partition("="))
+        keys = tuple(label.strip() for label in labels.split("|"))
+        if bad := [key for key in keys if not _LABEL.fullmatch(key)]:
+            raise InvalidValue(f"topology level {name!r} has no usable label {bad[0]!r}", "write LEVEL=LABEL|LABEL,...")
+        if name in found:
+            raise InvalidValue(f"topology level {name!r} is named twice", "put its labels together: rack=a|b")
+        found[name] = keys
+    return topology(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue, TwinpoolError
-from twinpool.core.topology import AUTO, PRESETS, preset
+from twinpool.core.topology import AUTO, PRESETS
+from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.operator import Options, run_operator
 
@@ -32,7 +33,8 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
     add("--worker-image", "TWINPOOL_WORKER_IMAGE", defaults.worker_image, "image that carries the launcher")
     add("--router-image", "TWINPOOL_ROUTER_IMAGE", defaults.router_image, "image of the router")
     add("--vllm-image", "TWINPOOL_VLLM_IMAGE", defaults.vllm_image, "image of vLLM for pools that name none")
-    add("--topology", "TWINPOOL_TOPOLOGY", AUTO, f"node labels of the network's levels: {', '.join((AUTO, *PRESETS))}")
+    levels = f"node labels of the network's levels: {', '.join((AUTO, *PRESETS))}, or LEVEL=LABEL,LEVEL=LABEL"
+    add("--topology", "TWINPOOL_TOPOLOGY", AUTO, levels)
     add("--namespace", "TWINPOOL_NAMESPACE", "", "serve only this namespace (empty: all)")
     add("--lease-namespace", "POD_NAMESPACE", "twinpool-system", "namespace of the Lease")
     add("--lease-name", "TWINPOOL_LEASE_NAME", "twinpool-operator", "name of the Lease")
@@ -43,7 +45,7 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
     if given.log_level not in ("debug", "info", "warning", "error"):
         parser.error(f"--log-level {given.log_level}: must be debug, info, warning or error")
     try:
-        topology = preset(given.topology)
+        topology = parse_topology(given.topology)
     except InvalidValue as error:
         parser.error(f"--topology: {error}")
     options = Options(
