@@ -25,6 +25,7 @@ from twinpool.cli.metrics import metrics
 from twinpool.cli.placement import explain, plan
 from twinpool.cli.rollout import app as rollout
 from twinpool.cli.status import status
+from twinpool.cli.top import top
 from twinpool.cli.validate import validate as validate_stream
 from twinpool.core.errors import TwinpoolError
 
@@ -35,6 +36,7 @@ app = App(
 )
 app.command(status)
 app.command(doctor)
+app.command(top)
 app.command(rollout)
 app.command(plan)
 app.command(explain)
