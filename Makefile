@@ -21,7 +21,7 @@ PYTEST_ARGS ?=
 JOBS ?= $(shell nproc)
 E2E_JOBS ?= 2
 
-.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate bench placement-clusters soak clean requirements
+.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate bench placement-clusters placement-growth soak clean requirements
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -78,6 +78,9 @@ bench: setup ## measure one part beside its baseline: NAME=router|routing|worker
 
 placement-clusters: setup ## random clusters on a local control plane: is applied what was foretold? [CASES=200] [FIRST=0]
 	@$(RUN) -m bench.placement.live --cases $(or $(CASES),200) --first $(or $(FIRST),0)
+
+placement-growth: setup ## draw how placement's time grows with the cluster (docs/placement-growth.svg)
+	@$(RUN) -m bench.placement.growth
 
 soak: setup ## churn against one router for half an hour: is its memory flat? [SECONDS=1800]
 	@$(RUN) -m bench.router.soak --seconds $(or $(SECONDS),1800)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from bench.harness.cell import Bar, Cell
 from bench.placement.baselines import RULES
-from bench.placement.cases import Case, large
 from bench.placement.compare import Comparison, compared
+from bench.placement.growth import full, scaled
 from bench.placement.quality import Quality, case, ours, quality
 from twinpool.operator.logic.placement.place import place
 
@@ -46,13 +46,13 @@ def _speed(quick: bool) -> list[Cell]:
     what = "5,000 nodes, 200 pools of 1P:3D and 16 groups of 32 GPUs"
     sizes = _SIZES[:-1] if quick else _SIZES
     both = [
-        Cell(f"{size:,} nodes, {what}", "s CPU", lambda size=size, pools=pools: _full(size, pools))  # type: ignore[misc]
+        Cell(f"{size:,} nodes, {what}", "s CPU", lambda size=size, pools=pools: full(size, pools))  # type: ignore[misc]
         for size in sizes
         for what, pools in (("50 pools, 4 groups of 32 GPUs", 50), ("pools and groups in proportion", size // 25))
     ]
     growth = f"growth from {sizes[0]:,} to {sizes[-1]:,} nodes, the same groups, beside n log n"
     return [
-        Cell(f"{what}: from scratch", "s CPU", lambda: _full(5000, 200), bar=Bar("ours", at_most=5.0), note=_ALONE),
+        Cell(f"{what}: from scratch", "s CPU", lambda: full(5000, 200), bar=Bar("ours", at_most=5.0), note=_ALONE),
         Cell("... one changed pool", "s CPU", _one_pool, bar=Bar("ours", at_most=0.1)),
         Cell("... peak memory", "MiB", _memory, bar=Bar("ours", at_most=300.0)),
         *both,
@@ -60,20 +60,8 @@ def _speed(quick: bool) -> list[Cell]:
     ]
 
 
-@cache
-def _case(nodes: int, pools: int) -> Case:
-    return large(Random(1), nodes, pools=pools, gangs=pools * 2 // 25)
-
-
-def _full(nodes: int, pools: int) -> float:
-    question = _case(nodes, pools)
-    began = time.process_time()
-    place(question.groups, question.nodes, {}, question.topology, question.constraints)
-    return time.process_time() - began
-
-
 def _growth(sizes: tuple[int, ...]) -> float:
-    return _full(sizes[-1], 50) / _full(sizes[0], 50)
+    return full(sizes[-1], 50) / full(sizes[0], 50)
 
 
 def _n_log_n(sizes: tuple[int, ...]) -> float:
@@ -82,13 +70,13 @@ def _n_log_n(sizes: tuple[int, ...]) -> float:
 
 @cache
 def _settled() -> dict[str, tuple[str, ...]]:
-    question = _case(5000, 200)
+    question = scaled(5000, 200)
     return dict(place(question.groups, question.nodes, {}, question.topology, question.constraints).places)
 
 
 def _one_pool() -> float:
     """Return what it costs to place one pool anew while all others stay."""
-    question = _case(5000, 200)
+    question = scaled(5000, 200)
     others = {name: nodes for name, nodes in _settled().items() if not name.startswith("p7-")}
     began = time.process_time()
     place(question.groups, question.nodes, others, question.topology, question.constraints)
