@@ -203,6 +203,13 @@ CASES: list[Case] = [
         extra=({"model": {"name": "m", "source": "file://m/x"}}, {"model": {"name": "m", "source": "pvc:///x"}}),
     ),
     *argument_cases("engine"),
+    Case(
+        ".spec.engine",
+        {"engine": {"kvEvents": True, "args": ["--prefix-caching=x", "--enable-prefix-caching"]}},
+        {"engine": {"kvEvents": True, "args": ["--no-enable-prefix-caching"]}},
+        ("spec.engine.args", "kvEvents needs prefix caching"),
+        extra=({"engine": {"kvEvents": True, "args": ["--prefix_caching_hash_algo=xxhash"]}},),
+    ),
     *role_cases("prefill"),
     *role_cases("decode"),
     *unit_cases("objectives.ttft", ["800ms"], ["800"]),

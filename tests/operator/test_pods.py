@@ -127,6 +127,14 @@ def test_a_preflight_can_be_skipped(make_pool: Make) -> None:
     assert not config(template(make_pool(engine={"preflight": False}))).preflight
 
 
+def test_engines_publish_what_they_cache_only_when_asked_to(make_pool: Make) -> None:
+    assert not config(template(make_pool())).kv_events
+    made = template(make_pool(engine={"kvEvents": True}))
+    assert config(made).kv_events
+    ports = {port["name"]: port["containerPort"] for port in made["spec"]["containers"][0]["ports"]}
+    assert ports == {"engine": 8000, "launcher": 8090, "kv-events": 5557, "kv-replay": 5577}
+
+
 def test_the_roles_are_told_apart(make_pool: Make) -> None:
     assert config(template(make_pool(), "prefill")).role == "prefill"
 

@@ -153,6 +153,8 @@ def test_prefill_without_decode_of_its_revision_is_not_used() -> None:
 def test_a_static_list() -> None:
     found = endpoints_of_file([{"role": "decode", "host": "a", "port": 7}, {"role": "prefill", "host": "b"}], "f")
     assert [(e.id, e.port, e.wanted) for e in found] == [("a:7", 7, True), ("b:8000", 8000, True)]
+    (told,) = endpoints_of_file([{"role": "decode", "host": "a", "kvEvents": 5557, "kvReplay": 5577}], "f")
+    assert (told.events, told.replay) == (5557, 5577)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,8 @@ def test_a_static_list() -> None:
         ([{"role": "decode", "host": "a", "port": 0}], "port is 0"),
         ([{"role": "decode", "host": "a", "port": True}], "port is True"),
         ([{"role": "decode", "host": "a", "port": "1"}], "port is '1'"),
+        ([{"role": "decode", "host": "a", "kvEvents": -1}], "kvEvents is -1"),
+        ([{"role": "decode", "host": "a", "kvReplay": "2"}], "kvReplay is '2'"),
     ],
 )
 def test_a_static_list_with_a_mistake(document: Any, words: str) -> None:

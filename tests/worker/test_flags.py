@@ -172,6 +172,37 @@ def test_the_simulated_engine_is_this_package():
     assert "--max-model-len" not in plain
 
 
+def test_kv_events_name_blocks_as_routers_do():
+    plain = command()
+    assert "--kv-events-config" not in plain.argv
+    assert "PYTHONHASHSEED" not in plain.environment
+    for engine in ("vllm", "simulated"):
+        got = command({"PYTHONHASHSEED": "0"}, engine=engine, kv_events=True)
+        assert json.loads(value_of(got.argv, "--kv-events-config")) == {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": "tcp://*:5557",
+            "replay_endpoint": "tcp://*:5577",
+        }
+    real = command(kv_events=True)
+    assert value_of(real.argv, "--prefix-caching-hash-algo") == "sha256_cbor"
+    assert real.environment["PYTHONHASHSEED"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("environment", "args", "words"),
+    [
+        ({}, ("--prefix_caching_hash_algo=xxhash",), "--prefix-caching-hash-algo contradicts"),
+        ({}, ("--no-enable-prefix-caching",), "--no-enable-prefix-caching contradicts"),
+        ({"PYTHONHASHSEED": "7"}, (), "PYTHONHASHSEED is 0"),
+    ],
+)
+def test_what_would_change_the_names_of_blocks_is_refused(environment, args, words):
+    with pytest.raises(InvalidValue, match=words):
+        command(environment, kv_events=True, args=args)
+    command(environment, args=args)
+
+
 def test_pod_identity_comes_from_the_environment():
     environment = {"POD_IP": "10.0.0.7", "POD_NAME": "p-0", "POD_UID": "uid", "POD_NAMESPACE": "default"}
     assert Pod.from_environment(environment) == POD

@@ -73,6 +73,9 @@ SERVICE_PORT = 80
 
 #: Names of container ports, by which others find them.
 ENGINE_PORT_NAME = "engine"
+#: Only on workers whose engines publish KV events.
+KV_EVENTS_PORT_NAME = "kv-events"
+KV_REPLAY_PORT_NAME = "kv-replay"
 LAUNCHER_PORT_NAME = "launcher"
 ROUTER_PORT_NAME = "http"
 ROUTER_ADMIN_PORT_NAME = "admin"
@@ -198,6 +201,8 @@ class WorkerConfig:
     stall_timeout: float = 90.0
     #: Measure the links between the ranks of a group before its engine starts.
     preflight: bool = True
+    #: Publish what the engine caches, at :data:`KV_EVENTS_PORT`.
+    kv_events: bool = False
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

@@ -141,8 +141,24 @@ Environment = Annotated[
 ]
 
 
+#: Arguments that would give KV blocks other names, or none.
+_OF_BLOCKS = r"^--(no[-_]enable[-_]prefix[-_]caching|prefix[-_]caching[-_]hash[-_]algo)([=.].*)?$"
+
+
 class Engine(Part):
     """The program that runs the model."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.kvEvents) || !self.kvEvents || !has(self.args) "
+                f"|| !self.args.exists(a, a.matches(r'{_OF_BLOCKS}'))",
+                "kvEvents needs prefix caching and its own hash of blocks; remove --no-enable-prefix-caching and "
+                "--prefix-caching-hash-algo from args, or kvEvents",
+                field_path=".args",
+            )
+        )
+    )
 
     kind: Literal["vllm", "simulated"] = Field(
         "vllm",
@@ -171,6 +187,11 @@ class Engine(Part):
         True,
         description="Measure the links between the ranks of a group before each start of its engine; it does not start "
         "when they cannot work together.",
+    )
+    kv_events: bool = Field(
+        False,
+        description="Have engines publish which blocks they cache, so that routers with routing.policy price or prefix "
+        "know it, instead of an estimate, for prompts that come as token ids.",
     )
 
 

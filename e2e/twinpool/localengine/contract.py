@@ -64,7 +64,7 @@ _TRANSFER_KEYS = (
 def needed() -> Contract:
     """Return every name of vLLM's that Twinpool sets or reads."""
     flags = {flag for flag in protocol.MANAGED_FLAGS if flag != "--model"}  # its place is that of `serve MODEL`
-    flags |= {"--enable-prompt-tokens-details"} | {words[0] for words, _ in CPU_DEFAULTS}
+    flags |= {"--enable-prompt-tokens-details", "--prefix-caching-hash-algo"} | {words[0] for words, _ in CPU_DEFAULTS}
     metrics = {f"vllm:{family.name}" for family in FAMILIES} | set(MARKS)
     requests = {f"{kind}Request.{name}" for kind in ("Completion", "ChatCompletion") for name in _REQUEST_FIELDS}
     requests |= {"CompletionRequest.prompt", "ChatCompletionRequest.messages"}

@@ -20,6 +20,7 @@ FILE_NAME = "worker.pyz"
 
 #: Modules of the core that the launcher imports.
 _CORE = (
+    "blockhash.py",
     "errors.py",
     "protocol.py",
     *(f"metrics/{name}.py" for name in ("__init__", "declare", "exposition", "worker")),

@@ -29,6 +29,11 @@ Template = dict[str, Any]
 #: Where the volume of a ``pvc://`` model is mounted.
 MODEL_DIRECTORY = "/models"
 
+_PORTS = {protocol.ENGINE_PORT_NAME: protocol.ENGINE_PORT, protocol.LAUNCHER_PORT_NAME: protocol.LAUNCHER_PORT}
+_EVENT_PORTS = {
+    protocol.KV_EVENTS_PORT_NAME: protocol.KV_EVENTS_PORT,
+    protocol.KV_REPLAY_PORT_NAME: protocol.KV_REPLAY_PORT,
+}
 _LAUNCHER_VOLUME = "twinpool"
 _POD_VOLUME = "twinpool-pod"
 _RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -80,6 +85,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         model_path=model_path(pool),
         python=engine.python,
         preflight=engine.preflight,
+        kv_events=engine.kv_events,
         model_revision=model.revision,
         max_model_len=model.max_model_len,
         tensor=role.parallelism.tensor,
@@ -175,8 +181,8 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
         "command": [pool.spec.engine.python, protocol.LAUNCHER_ZIPAPP, "run"],
         "env": _environment(pool, name, role),
         "ports": [
-            {"name": protocol.ENGINE_PORT_NAME, "containerPort": protocol.ENGINE_PORT, "protocol": "TCP"},
-            {"name": protocol.LAUNCHER_PORT_NAME, "containerPort": protocol.LAUNCHER_PORT, "protocol": "TCP"},
+            {"name": port, "containerPort": number, "protocol": "TCP"}
+            for port, number in (_PORTS | _EVENT_PORTS if pool.spec.engine.kv_events else _PORTS).items()
         ],
         "readinessProbe": _probe("/readyz", period=1, failures=1),
         "livenessProbe": _probe("/healthz", period=10, failures=6),

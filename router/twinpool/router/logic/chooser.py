@@ -14,41 +14,52 @@ from twinpool.core.economics import ASSUMED
 from twinpool.router.logic import policy, price
 from twinpool.router.logic.index_approximate import ApproximateIndex
 from twinpool.router.logic.index_text import BLOCK_BYTES, chain, text_of
+from twinpool.router.logic.index_view import Cached, ExactView
 from twinpool.router.logic.policy import Ask, Candidate
-from twinpool.router.logic.request import BYTES_PER_TOKEN
+from twinpool.router.logic.request import BYTES_PER_TOKEN, prompt_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Mapping, Sequence
     from random import Random
 
     from twinpool.core.economics import Prices
     from twinpool.core.protocol import Policy, RouterConfig
     from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.logic.index_exact import Held
     from twinpool.router.logic.ledger import Ledger
     from twinpool.router.logic.request import Request
 
 #: Blocks of text that are remembered: 4 MiB of table, and 130 million bytes of prompts.
 INDEX_BLOCKS = 2**18
 
+_NOTHING = Cached()
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as choices see it: its size, and the keys of its text blocks (none where nothing asks for them)."""
+    """A request as choices see it: its size, and the keys of its text blocks (none where nothing asks for them).
+
+    A prompt of token ids has ``names``, those of its KV blocks, while KV events are relied on, and ``held``, what was
+    found for them.
+    """
 
     ask: Ask
     keys: tuple[int, ...] = ()
+    names: tuple[int, ...] = ()
+    held: Mapping[str, Held] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a prefill was expected to be when it was sent: by the model alone, in seconds, and tokens thought cached.
 
-    ``before`` is what the worker had to do first.
+    ``before`` is what the worker had to do first; ``sure`` are the tokens that it has by KV events, where they say so.
     """
 
     seconds: float
     before: float
     cached: int
+    sure: int | None = None
 
 
 class Chooser:
@@ -64,12 +75,19 @@ class Chooser:
         self._turns = {"prefill": rng.randrange(1024), "decode": rng.randrange(1024)}
         self._aware = config.policy in policy.PREFIX_AWARE or config.conditional == "auto"
         self.index = ApproximateIndex(INDEX_BLOCKS if self._aware else 0)
+        self.exact = ExactView()
         self.correction = Correction()
 
     def asked(self, request: Request) -> Asked:
         """Return what choices need of a request; its text is only read where a choice depends on it."""
         ask = Ask(request.prompt_tokens, request.output_tokens)
-        return Asked(ask, chain(text_of(request.fields))) if self._aware else Asked(ask)
+        if not self._aware:
+            return Asked(ask)
+        keys = chain(text_of(request.fields))
+        ids = prompt_ids(request.fields) if self.exact.size else None
+        if ids is None:
+            return Asked(ask, keys)
+        return Asked(Ask(max(1, len(ids)), ask.output), keys, self.exact.names(ids, request.fields))
 
     def hands_off(self, asked: Asked, prefills: Sequence[Endpoint], decodes: Sequence[Endpoint]) -> bool:
         """Decide whether a request that could be split is; without a prefill worker the handoff's own rules say."""
@@ -98,26 +116,38 @@ class Chooser:
 
     def sent(self, asked: Asked, worker: Endpoint) -> Work:
         """A prefill goes to ``worker``: return what it is expected to be, and remember what the worker then holds."""
-        cached = self._cached(asked, (worker,)).get(worker.id, 0)
+        cached = self._cached(asked, (worker,)).get(worker.id, _NOTHING)
+        known = self._known(asked, worker)
         before = self._ledger[worker.id].backlog * self._copies
         if asked.keys:
             self.index.learn(asked.keys, worker.id)
-        return Work(ASSUMED.prefill(asked.ask.prompt - cached, cached), before, cached)
+        seconds = ASSUMED.prefill(asked.ask.prompt - cached.anywhere, cached.anywhere)
+        return Work(seconds, before, cached.anywhere, known.device if known and known.sure else None)
 
     def received(self, asked: Asked, worker: Endpoint) -> None:
         """The KV of a prompt goes to ``worker``."""
         if asked.keys:
             self.index.learn(asked.keys, worker.id)
 
-    def prefilled(self, worker: Endpoint, work: Work, seconds: float, cached: int | None) -> None:
-        """A prefill took ``seconds``, queueing included; the engine says that ``cached`` tokens were, if it says so."""
+    def prefilled(self, worker: Endpoint, work: Work, seconds: float, cached: int | None) -> bool | None:
+        """A prefill took ``seconds``, queueing included; the engine says that ``cached`` tokens were, if it says so.
+
+        Return whether that is what KV events foretold; None when they foretold nothing.
+        """
         self.correction = learn(self.correction, work.before + work.seconds, seconds)
-        if cached is not None:
-            self.index.report(worker.id, work.cached, cached)
+        if cached is None:
+            return None
+        self.index.report(worker.id, work.cached, cached)
+        return None if work.sure is None else self.exact.judge(worker.id, work.sure, cached)
+
+    def emptied(self, worker: str) -> None:
+        """A worker has lost all that it held, by its KV events."""
+        self.index.forget(worker)
 
     def keep(self, known: Container[str]) -> None:
         """Forget workers that are gone."""
         self.index.keep(known)
+        self.exact.keep(known)
 
     def _prices(self) -> Prices:
         return ASSUMED.scaled(self.correction.factor)
@@ -143,27 +173,36 @@ class Chooser:
     ) -> tuple[Sequence[Endpoint], tuple[Candidate, ...]]:
         """Return the workers worth pricing, and what is known of each."""
         held = self._cached(asked, workers)
-        chosen = policy.shortlist(workers, lambda worker: held.get(worker.id, 0), self._rng)
+        chosen = policy.shortlist(workers, lambda worker: held.get(worker.id, _NOTHING).anywhere, self._rng)
         factor = self.correction.factor * self._copies
         candidates = []
         for worker in chosen:
             load = self._ledger[worker.id]
-            cached = held.get(worker.id, 0)
+            cached = held.get(worker.id, _NOTHING)
             candidates.append(
                 Candidate(
                     requests=load.requests * self._copies,
                     tokens=load.tokens * self._copies,
                     backlog=load.backlog * factor,
-                    cached=cached,
-                    held=cached,
+                    cached=cached.device,
+                    held=cached.anywhere,
                 )
             )
         return chosen, tuple(candidates)
 
-    def _cached(self, asked: Asked, workers: Sequence[Endpoint]) -> dict[str, int]:
-        """Return the prompt tokens that each worker probably holds; an engine always computes the last one."""
-        if not asked.keys:
-            return {}
-        found = self.index.leading(asked.keys, [worker.id for worker in workers])
-        most = asked.ask.prompt - 1
-        return {worker: min(most, int(blocks * BLOCK_BYTES / BYTES_PER_TOKEN)) for worker, blocks in found.items()}
+    def _cached(self, asked: Asked, workers: Sequence[Endpoint]) -> dict[str, Cached]:
+        """Return what workers hold of a prompt, by events or by the estimate; engines always compute the last token."""
+        found: dict[str, Cached] = {}
+        if asked.held is not None:
+            known = ((worker.id, self._known(asked, worker)) for worker in workers)
+            found = {name: cached for name, cached in known if cached is not None and self.exact.trusted(name)}
+        rest = [worker.id for worker in workers if worker.id not in found]
+        if asked.keys and rest:
+            most, estimated = asked.ask.prompt - 1, self.index.leading(asked.keys, rest)
+            for worker, blocks in estimated.items():
+                tokens = min(most, int(blocks * BLOCK_BYTES / BYTES_PER_TOKEN))
+                found[worker] = Cached(tokens, tokens)
+        return found
+
+    def _known(self, asked: Asked, worker: Endpoint) -> Cached | None:
+        return None if asked.held is None else self.exact.cached(worker.id, asked.held, asked.ask.prompt)

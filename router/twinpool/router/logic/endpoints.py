@@ -33,6 +33,9 @@ class Endpoint:
     draining: bool = False
     #: The pod's uid, empty outside Kubernetes.
     uid: str = ""
+    #: Ports of its KV events and of their replay; 0: it publishes none.
+    events: int = 0
+    replay: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class Directory:
     decode: tuple[Endpoint, ...]
     decode_by_revision: Mapping[str, tuple[Endpoint, ...]]
 
+
+_ENGINE_PORTS = (protocol.ENGINE_PORT_NAME, protocol.KV_EVENTS_PORT_NAME, protocol.KV_REPLAY_PORT_NAME)
 
 EMPTY = Directory({}, (), (), {})
 
@@ -106,7 +111,8 @@ def _endpoint(pod: Mapping[str, Any]) -> Endpoint | None:
     """Return the endpoint of a leader that has an address and an engine port, else None."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata["labels"]
-    port = _engine_port(pod)
+    ports = _engine_ports(pod)
+    port = ports.get(protocol.ENGINE_PORT_NAME)
     address = status.get("podIP")
     if port is None or not address or status.get("phase") in ("Succeeded", "Failed"):
         return None
@@ -123,15 +129,18 @@ def _endpoint(pod: Mapping[str, Any]) -> Endpoint | None:
         pod=metadata.get("name", ""),
         wanted=any(c.get("type") == "ContainersReady" and c.get("status") == "True" for c in conditions),
         uid=metadata.get("uid", ""),
+        events=ports.get(protocol.KV_EVENTS_PORT_NAME, 0),
+        replay=ports.get(protocol.KV_REPLAY_PORT_NAME, 0),
     )
 
 
-def _engine_port(pod: Mapping[str, Any]) -> int | None:
-    for container in (pod.get("spec") or {}).get("containers") or ():
-        for port in container.get("ports") or ():
-            if port.get("name") == protocol.ENGINE_PORT_NAME:
-                return int(port["containerPort"])
-    return None
+def _engine_ports(pod: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        port["name"]: int(port["containerPort"])
+        for container in (pod.get("spec") or {}).get("containers") or ()
+        for port in container.get("ports") or ()
+        if port.get("name") in _ENGINE_PORTS
+    }
 
 
 def _restarts(status: Mapping[str, Any]) -> int:
@@ -144,7 +153,8 @@ def _restarts(status: Mapping[str, Any]) -> int:
 def endpoints_of_file(document: Any, name: str) -> tuple[Endpoint, ...]:
     """Return the endpoints of a static list: ``[{"role": "decode", "host": "10.0.0.1", "port": 8000}]``.
 
-    ``revision`` is optional. Raises :class:`InvalidValue`, which names the entry, when the document has another shape.
+    ``revision`` is optional, and so are ``kvEvents`` and ``kvReplay``, the ports of KV events. Raises
+    :class:`InvalidValue`, which names the entry, when the document has another shape.
     """
     if not isinstance(document, list):
         raise InvalidValue(f"{name} does not hold a JSON list", "write a list of objects with role, host and port")
@@ -160,8 +170,12 @@ def endpoints_of_file(document: Any, name: str) -> tuple[Endpoint, ...]:
             raise InvalidValue(
                 f"{name}, entry {number}: host and revision must be strings", "write the engine's address"
             )
-        if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
-            raise InvalidValue(f"{name}, entry {number}: port is {port!r}", "write a number from 1 to 65535")
+        events, replay = entry.get("kvEvents", 0), entry.get("kvReplay", 0)
+        for field, value, least in (("port", port, 1), ("kvEvents", events, 0), ("kvReplay", replay, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 65536:
+                raise InvalidValue(f"{name}, entry {number}: {field} is {value!r}", "write a number from 1 to 65535")
         where = f"{host}:{port}"
-        found[where] = Endpoint(id=where, role=role, host=host, port=port, revision=revision, pod=where)
+        found[where] = Endpoint(
+            id=where, role=role, host=host, port=port, revision=revision, pod=where, events=events, replay=replay
+        )
     return tuple(found.values())

@@ -59,6 +59,11 @@ class ApproximateIndex:
             self._free.append(self._bits.pop(worker))
             self.trust.pop(worker, None)
 
+    def forget(self, worker: str) -> None:
+        """A worker has lost all that it held."""
+        if worker in self._bits:
+            self.table.forget(1 << self._bits[worker])
+
     def learn(self, keys: Iterable[int], worker: str) -> None:
         """A prompt with these blocks went to ``worker``."""
         bit = self._bits.get(worker)

@@ -8,12 +8,9 @@ so numbers can be missing; engines replay recent ones on request (vLLM 0.32, ``-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 STORED: Final = "BlockStored"
 REMOVED: Final = "BlockRemoved"
@@ -31,6 +28,14 @@ class Event(msgspec.Struct):
     block_hashes: list[int | bytes] = []
     #: Where the blocks are, such as ``GPU``.
     medium: str | None = None
+    #: Of models with several kinds of attention, each has a group, with blocks of its own under the same names.
+    group_idx: int | None = None
+    parent_block_hash: int | bytes | None = None
+    #: Tokens of all blocks, not read yet: only a few are checked.
+    token_ids: msgspec.Raw = msgspec.Raw()
+    block_size: int = 0
+    lora_id: int | None = None
+    extra_keys: list[Any] | None = None
 
     def hashes(self) -> list[int]:
         """Return the blocks' hashes, the low 64 bits of those that come in full."""
@@ -68,53 +73,70 @@ class Feed:
     def __init__(self) -> None:
         #: The number that comes next; None before the first message.
         self._next: int | None = None
+        #: The last number that came as published.
+        self._live = -1
         self._held: dict[int, Events] = {}
+        #: Whether the present replay brought something.
+        self._brought = False
+
+    @property
+    def wanted(self) -> int:
+        """Return the number from which a replay would bring what is missing."""
+        return self._next or 0
 
     @property
     def waiting(self) -> bool:
-        """Return whether a replay is awaited."""
+        """Return whether something is missing that a replay may bring."""
         return bool(self._held)
 
     def receive(self, number: int, events: Events) -> Take:
         """Take a message as it was published."""
-        expected = self._next
-        if number == 0 and expected:
-            # The process began anew: what it held before is gone.
+        back, self._live = number <= self._live, number
+        if back:
+            # No process publishes a number twice, so this is another one: what the old one held is gone.
             self._held.clear()
-            self._next = 1
-            return Take((events,), reset=True)
-        wanted = expected or 0
-        if number < wanted:
-            return Take()
-        if number == wanted and not self._held:
+            self._next = None
+        if number == self.wanted and not self._held:
             self._next = number + 1
-            return Take((events,))
+            return Take((events,), reset=back)
+        if number < self.wanted:
+            return Take()
         asked = self.waiting
         self._held[number] = events
         if len(self._held) > _HELD_BACK:
             return self._give_up()
-        return Take(replay=None if asked else wanted)
+        return Take(reset=back, replay=None if asked else self.wanted)
 
-    def replayed(self, messages: Iterable[tuple[int, Events]]) -> Take:
-        """Take the answer to a replay; what it does not bring is missing for good."""
-        for number, events in messages:
-            if number >= (self._next or 0):
-                self._held.setdefault(number, events)
-        return self._give_up()
+    def replayed(self, number: int, events: Events) -> Take:
+        """Take one message of a replay; what lies between it and those known is missing for good."""
+        wanted = self._next
+        if wanted is not None and number < wanted:
+            return Take()
+        self._next, self._brought = number + 1, True
+        self._held.pop(number, None)
+        return Take((events,), reset=wanted is not None and number > wanted)
 
-    def _give_up(self) -> Take:
+    def replay_ended(self) -> Take:
+        """Go on with what was held back, ask again while replays bring something, or give the gap up."""
+        brought, self._brought = self._brought, False
+        batches = []
+        while (number := self.wanted) in self._held:
+            batches.append(self._held.pop(number))
+            self._next = number + 1
+        if self._held and brought:
+            return Take(tuple(batches), replay=self._next)
+        return self._give_up(batches)
+
+    def _give_up(self, batches: list[Events] | None = None) -> Take:
         """Apply what there is, after a reset when something is missing.
 
         At the start nothing is known that a missed removal could make wrong, so a late reader just knows less.
         """
-        expected, began = self._next or 0, self._next is None
-        batches: list[Events] = []
-        reset = False
+        batches, reset = batches or [], False
         for number in sorted(self._held):
-            if number != expected and not began:
+            if self._next is not None and number != self._next:
                 batches, reset = [], True
             batches.append(self._held[number])
-            expected, began = number + 1, False
+            self._next = number + 1
         self._held.clear()
-        self._next = expected
         return Take(tuple(batches), reset)

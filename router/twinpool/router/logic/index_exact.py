@@ -1,12 +1,15 @@
 """What workers hold, by their own word: the KV index fed by engines' events.
 
 Blocks are the engines' own, by hash; a holder is one data-parallel rank of one engine process, and what it has in
-slower tiers is told apart from what is on the accelerator. Always true: with all events applied, an answer names a
-block only if its holder has it, and misses one only if the table was full, which :meth:`ExactIndex.coverage` shows.
+slower tiers is told apart from what is on the accelerator. What was just sent counts as held for a while, because
+events come only once it is computed, and equal prompts that arrive together should meet. Always true: with all events
+applied, an answer names a block (but for those expected) only if its holder has it, and misses one only if the table
+was full, which :meth:`ExactIndex.coverage` shows.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,14 +17,21 @@ from twinpool.router.logic.index_events import CLEARED, REMOVED, STORED
 from twinpool.router.logic.index_table import BlockTable, runs
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Sequence
 
     from twinpool.router.logic.index_events import Events
 
 #: Tiers by the ``medium`` of events (vLLM 0.32 says GPU on every accelerator, also on a CPU); any other is the last.
 _TIERS: Final = {"GPU": 0, "CPU": 1, "DISK": 2}
 _OTHER: Final = 3
-_BITS: Final = 4
+_EXPECTED: Final = 4
+_BITS: Final = 5
+_STORED: Final = 2**_EXPECTED - 1
+
+#: Seconds for which a prompt that was sent counts as held; engines read 100 000 tokens in that time.
+EXPECT_SECONDS: Final = 10.0
+#: Most blocks that are expected at a time; the oldest give way.
+_MOST_EXPECTED: Final = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +44,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Leading blocks of a prompt that a holder has: on the accelerator, and in any tier."""
+    """Leading blocks of a prompt that a holder has: on the accelerator, in any tier, and with those expected."""
 
     device: int
     anywhere: int
+    expected: int = 0
 
 
 class ExactIndex:
@@ -52,6 +63,9 @@ class ExactIndex:
         #: Blocks that each place should have by its events, and those that the table has of it.
         self._stored: dict[int, int] = {}
         self._kept: dict[int, int] = {}
+        #: What was sent: until when, where to, and which blocks.
+        self._expected: deque[tuple[float, int, Sequence[int]]] = deque()
+        self._expecting = 0
 
     def apply(self, holder: Holder, events: Events) -> None:
         """Follow one message of an engine."""
@@ -60,6 +74,8 @@ class ExactIndex:
         for event in events:
             if event.type == CLEARED:
                 self._forget(place)
+                continue
+            if event.group_idx:
                 continue
             bit = 1 << (place * _BITS + _TIERS.get(event.medium or "GPU", _OTHER))
             if event.type == STORED:
@@ -70,6 +86,24 @@ class ExactIndex:
                 for key in event.hashes():
                     self._stored[place] = max(0, self._stored[place] - 1)
                     self._kept[place] -= bool(self.table.remove(key, bit))
+
+    def expect(self, holder: Holder, keys: Sequence[int], now: float) -> None:
+        """A prompt with these blocks was sent to ``holder``."""
+        place = self._place(holder)
+        bit = 1 << (place * _BITS + _EXPECTED)
+        for key in keys:
+            self.table.add(key, bit)
+        self._expected.append((now + EXPECT_SECONDS, place, keys))
+        self._expecting += len(keys)
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Expect no more what was sent too long ago, or is too much."""
+        while self._expected and (self._expected[0][0] <= now or self._expecting > _MOST_EXPECTED):
+            _, place, keys = self._expected.popleft()
+            self._expecting -= len(keys)
+            for key in keys:
+                self.table.remove(key, 1 << (place * _BITS + _EXPECTED))
 
     def reset(self, holder: Holder) -> None:
         """Forget what a holder has: its engine began anew, or events of it are missing."""
@@ -92,11 +126,16 @@ class ExactIndex:
         ones = self._ones
         device = runs(mask & ones for mask in masks)
         anywhere = runs((mask | mask >> 1 | mask >> 2 | mask >> 3) & ones for mask in masks)
-        return {
-            holder: Held(_depth(device, place), depth)
+        expected = runs((mask | mask >> _EXPECTED) & ones for mask in masks)
+        held = {
+            holder: Held(_depth(device, place), _depth(anywhere, place), _depth(expected, place))
             for holder, place in self._places.items()
-            if (depth := _depth(anywhere, place))
         }
+        return {holder: found for holder, found in held.items() if found.anywhere or found.expected}
+
+    def blocks(self, holder: Holder) -> int:
+        """Return how many blocks a holder has by its events; one that is in two tiers counts twice."""
+        return self._stored.get(self._places.get(holder, -1), 0)
 
     def coverage(self, holder: Holder) -> float:
         """Return the share of a holder's blocks that the table has; 1.0 when it has none."""
@@ -120,7 +159,7 @@ class ExactIndex:
         while mask:
             place = ((mask & -mask).bit_length() - 1) // _BITS
             tier = mask >> place * _BITS & (2**_BITS - 1)
-            self._kept[place] -= tier.bit_count()
+            self._kept[place] -= (tier & _STORED).bit_count()
             mask &= ~((2**_BITS - 1) << place * _BITS)
 
 

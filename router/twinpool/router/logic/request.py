@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -143,6 +143,29 @@ def decode_body(request: Request, params: bytes | None) -> bytes:
     end = request.body.rindex(b"}")
     comma = b"," if request.fields else b""
     return b"".join((request.body[:end], comma, b'"kv_transfer_params":', params, request.body[end:]))
+
+
+_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]).decode
+_ids_of_one = msgspec.json.Decoder(tuple[list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]]).decode
+
+
+def prompt_ids(fields: Fields) -> list[int] | None:
+    """Return the token ids of a prompt that was given as such (also as the only one of a list), else None."""
+    prompt = bytes(fields["prompt"]) if "prompt" in fields else b""
+    if prompt[:1] != b"[":
+        return None
+    try:
+        return _ids_of_one(prompt)[0] if prompt[1:].lstrip(b" \t\r\n")[:1] == b"[" else _ids(prompt)
+    except msgspec.DecodeError:
+        return None
+
+
+def cache_salt(fields: Fields) -> str | None:
+    """Return the ``cache_salt``, by which engines keep the caches of clients apart."""
+    try:
+        return msgspec.json.decode(fields["cache_salt"], type=str | None) if "cache_salt" in fields else None
+    except msgspec.DecodeError:
+        return None
 
 
 class _PromptDetails(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The port that no client reaches: ``/metrics``, ``/ready``, ``/health`` and ``/admin/endpoints``. Read-only."""
+"""The port that no client reaches: ``/metrics``, ``/ready``, ``/health`` and ``/admin/...``. Read-only."""
 
 from __future__ import annotations
 

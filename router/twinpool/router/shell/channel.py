@@ -1,8 +1,8 @@
 """What the control process and the data processes say to each other: length-prefixed msgpack over a socket pair.
 
 Endpoints go down whole at every change, numbers come up whole every second, so a lost process or a late message is
-repaired by the next one. Shared memory for load counters comes with the exact KV index; this channel stays for what is
-rare.
+repaired by the next one. The exact KV index is asked over it too: one question for a prompt of token ids, answered in
+well under a millisecond, in place of a table in shared memory whose every entry would have to check itself.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from twinpool.router.logic.endpoints import Endpoint
+from twinpool.router.logic.index_exact import Held
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.metrics import Numbers
 from twinpool.router.settings import Settings
@@ -57,6 +58,40 @@ class Drain(msgspec.Struct, tag=True, frozen=True):
     timeout: float
 
 
+class Relied(msgspec.Struct, tag=True, frozen=True):
+    """The endpoints whose KV events routing may rely on, all with blocks of ``size`` tokens."""
+
+    size: int
+    endpoints: frozenset[str]
+
+
+class Emptied(msgspec.Struct, tag=True, frozen=True):
+    """An endpoint holds nothing of what it held, by its events."""
+
+    endpoint: str
+
+
+class Located(msgspec.Struct, tag=True, frozen=True):
+    """The answer to :class:`Locate`: which endpoints hold how much of the prompt."""
+
+    number: int
+    held: list[tuple[str, Held]]
+
+
+class Locate(msgspec.Struct, tag=True, frozen=True):
+    """Asks which endpoints hold the leading blocks of a prompt."""
+
+    number: int
+    names: tuple[int, ...]
+
+
+class Sent(msgspec.Struct, tag=True, frozen=True):
+    """A prompt of these blocks was sent to an endpoint."""
+
+    endpoint: str
+    names: tuple[int, ...]
+
+
 class Report(msgspec.Struct, tag=True, frozen=True):
     """What a data process has counted, and its ledger by endpoint id; ``number`` is that of the question."""
 
@@ -70,14 +105,15 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     cpu: float = 0.0
 
 
-Down = Hello | Endpoints | Keys | Shed | Ask | Drain
+Down = Hello | Endpoints | Keys | Shed | Ask | Drain | Relied | Emptied | Located
+Up = Report | Locate | Sent
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(Down).decode
-decode_up = msgspec.msgpack.Decoder(Report).decode
+decode_up = msgspec.msgpack.Decoder(Up).decode
 
 
-def send(writer: asyncio.StreamWriter, message: Down | Report) -> None:
+def send(writer: asyncio.StreamWriter, message: Down | Up) -> None:
     """Queue a message; a closed channel swallows it, and its reader notices."""
     if not writer.is_closing():
         data = _encode(message)

@@ -28,10 +28,14 @@ class Child:
     """One data process; it is replaced for ever, until :meth:`drain`."""
 
     def __init__(
-        self, listener: socket.socket, greeting: Callable[[], tuple[channel.Hello, channel.Endpoints]]
+        self,
+        listener: socket.socket,
+        greeting: Callable[[], tuple[channel.Down, ...]],
+        asked: Callable[[Child, channel.Locate | channel.Sent], None],
     ) -> None:
         self._listener = listener
         self._greeting = greeting
+        self._asked = asked
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._retired = Numbers()
@@ -73,12 +77,16 @@ class Child:
                 sys.executable, "-P", "-m", "twinpool.router.shell.dataplane", *map(str, numbers), pass_fds=numbers
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        for message in self._greeting():
-            channel.send(self._writer, message)
+        for greeting in self._greeting():
+            channel.send(self._writer, greeting)
         if self._draining:
             self.drain(0.0, 0.0)
         while (data := await channel.receive(reader)) is not None:
-            self._take(channel.decode_up(data))
+            message = channel.decode_up(data)
+            if isinstance(message, channel.Report):
+                self._take(message)
+            else:
+                self._asked(self, message)
         self.up = False
         self._writer.close()
         self._writer = None

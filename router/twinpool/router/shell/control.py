@@ -20,10 +20,12 @@ from twinpool.core.errors import InvalidValue
 from twinpool.router.logic.balance import to_shed
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.metrics import Numbers, render, total
+from twinpool.router.logic.policy import PREFIX_AWARE
 from twinpool.router.shell import channel
 from twinpool.router.shell.admin import JSON, METRICS, AdminServer
 from twinpool.router.shell.children import Child
 from twinpool.router.shell.discovery import PodWatch, follow_file
+from twinpool.router.shell.events import Followers
 from twinpool.router.shell.probes import Prober
 from twinpool.router.shell.secrets import read_keys
 
@@ -80,9 +82,12 @@ class Control:
         self._synced = False
         self._stopping = asyncio.Event()
         self._prober = Prober(self._publish)
+        self._followers = Followers(self._tell_relied, self._tell_emptied)
         self._keys = None if settings.keys is None else read_keys(settings.keys)
-        self._children = [Child(listener, self._greeting) for _ in range(settings.workers)]
+        self._children = [Child(listener, self._greeting, self._asked) for _ in range(settings.workers)]
         self._questions = 0
+        #: Nothing asks what workers hold where the policy does not.
+        self._aware = settings.config.policy in PREFIX_AWARE or settings.config.conditional == "auto"
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain.
@@ -114,6 +119,7 @@ class Control:
             for child in self._children:
                 child.kill()
             self._prober.close()
+            self._followers.close()
             for task in (discovery, secrets, balance, stop, *children):
                 task.cancel()
             await asyncio.gather(discovery, secrets, balance, stop, *children, return_exceptions=True)
@@ -125,6 +131,7 @@ class Control:
             "/ready": self._ready_page,
             "/health": self._health_page,
             "/admin/endpoints": self._endpoints_page,
+            "/admin/index": self._index_page,
         }
         host, port = self._settings.host, self._settings.admin_port
         try:
@@ -163,10 +170,29 @@ class Control:
                 if count:
                     child.tell(channel.Shed(count))
 
+    # The exact index.
+
+    def _asked(self, child: Child, message: channel.Locate | channel.Sent) -> None:
+        """A data process asks who holds a prompt, or says where one went."""
+        if isinstance(message, channel.Sent):
+            self._followers.sent(message.endpoint, message.names)
+        else:
+            child.tell(channel.Located(message.number, self._followers.located(message.names)))
+
+    def _tell_relied(self) -> None:
+        size, endpoints = self._followers.relied
+        log.info("routing relies on the KV events of %d workers", len(endpoints))
+        for child in self._children:
+            child.tell(channel.Relied(size, endpoints))
+
+    def _tell_emptied(self, endpoint: str) -> None:
+        for child in self._children:
+            child.tell(channel.Emptied(endpoint))
+
     # API keys.
 
-    def _greeting(self) -> tuple[channel.Hello, channel.Endpoints]:
-        return channel.Hello(self._settings, self._keys), self._snapshot()
+    def _greeting(self) -> tuple[channel.Down, ...]:
+        return channel.Hello(self._settings, self._keys), self._snapshot(), channel.Relied(*self._followers.relied)
 
     async def _follow_keys(self) -> None:
         """Read the keys again every few seconds; those that cannot be read any more stay."""
@@ -202,6 +228,8 @@ class Control:
                 log.info("%s %s (%s:%d) is %s", endpoint.role, endpoint.pod, endpoint.host, endpoint.port,
                          "admitted" if endpoint.admitted else "not admitted")  # fmt: skip
         self._published = snapshot.endpoints
+        if self._aware:
+            self._followers.watch(endpoint for endpoint in snapshot.endpoints if endpoint.admitted)
         for child in self._children:
             child.tell(snapshot)
 
@@ -248,6 +276,7 @@ class Control:
             gauges.add("twinpool_router_requests_in_flight", labels, float(load.requests))
             gauges.add("twinpool_router_tokens_in_flight", labels, float(load.tokens))
             gauges.add("twinpool_router_handoffs_unpulled", labels, float(load.unpulled))
+            self._followers.count(gauges, endpoint)
         text = render(total([gauges, *(child.numbers for child in self._children)]))
         return 200, METRICS, text.encode()
 
@@ -271,6 +300,13 @@ class Control:
                 _entry(endpoint, loads.get(endpoint.id, Load()), warmth[endpoint.id]) for endpoint in published
             ],
         }
+        return 200, JSON, json.dumps(body).encode()
+
+    async def _index_page(self) -> tuple[int, str, bytes]:
+        """Show what the exact index holds, and for each worker whether its events are relied on, and why not."""
+        followers = self._followers
+        named = [{"name": e.pod, "id": e.id, "role": e.role, **followers.state(e.id)} for e in self._published]
+        body = {"blockSize": followers.relied[0], "table": followers.table(), "endpoints": named}
         return 200, JSON, json.dumps(body).encode()
 
     def _loads(self) -> dict[str, Load]:

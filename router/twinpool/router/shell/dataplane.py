@@ -63,6 +63,12 @@ class DataProcess:
             match channel.decode_down(data):
                 case channel.Endpoints(endpoints):
                     self.pool.update(endpoints)
+                case channel.Located(number, held):
+                    self.pool.locator.answered(number, held)
+                case channel.Relied(size, endpoints):
+                    self.pool.chooser.exact.rely(size, endpoints)
+                case channel.Emptied(endpoint):
+                    self.pool.chooser.emptied(endpoint)
                 case channel.Keys(keys):
                     self.pool.keyring = Keyring(keys, os.urandom(16))
                 case channel.Shed(connections):
@@ -139,6 +145,7 @@ async def serve(listener: socket.socket, control: socket.socket) -> None:
         ssl=None if certificate is None else certificate.context,
         ssl_handshake_timeout=None if certificate is None else _HANDSHAKE_SECONDS,
     )
+    pool.locator.attach(writer)
     process = DataProcess(pool, server, clients, certificate)
     channel.send(writer, process.report())
     gc.collect()

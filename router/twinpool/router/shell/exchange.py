@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from twinpool.router.logic import handoff
@@ -12,10 +13,11 @@ from twinpool.router.shell.legs import DecodeLeg, PrefillLeg
 from twinpool.router.shell.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.framing import Head
+    from twinpool.router.logic.index_exact import Held
     from twinpool.router.logic.ledger import Ticket
     from twinpool.router.logic.opening import HiddenError
     from twinpool.router.logic.queue import Waiting
@@ -51,7 +53,7 @@ class Exchange:
 
     __slots__ = (
         "_admitted", "_asked", "_call", "_client", "_decode", "_events", "_fill", "_flowing", "_held", "_hidden",
-        "_params", "_prefill", "_prefill_endpoint", "_record", "_state", "_tried_decode", "_tried_prefill",
+        "_locating", "_params", "_prefill", "_prefill_endpoint", "_record", "_state", "_tried_decode", "_tried_prefill",
         "_until_close", "_waiting", "pool",
     )  # fmt: skip
 
@@ -63,6 +65,8 @@ class Exchange:
         self._state = State(Phase.QUEUED)
         self._admitted = False
         self._waiting: Waiting[Guest] | None = None
+        #: Number of the question that is put to the exact index.
+        self._locating: int | None = None
         self._prefill: PrefillLeg | None = None
         self._decode: DecodeLeg | None = None
         self._prefill_endpoint: Endpoint | None = None
@@ -82,7 +86,19 @@ class Exchange:
         return self._record.status
 
     def start(self) -> None:
-        """Begin, when there is a place at the workers."""
+        """Begin, when it is known who holds the prompt and there is a place at the workers."""
+        if self._asked.names:
+            self._locating = self.pool.locator.ask(self._asked.names, self._located)
+        if self._locating is None:
+            self._enter()
+
+    def _located(self, held: Mapping[str, Held] | None) -> None:
+        self._locating = None
+        if held is not None:
+            self._asked = replace(self._asked, held=held)
+        self._enter()
+
+    def _enter(self) -> None:
         request = self._call.request
         priority = self.pool.priority(request)
         tokens = request.prompt_tokens + request.output_tokens
@@ -112,6 +128,10 @@ class Exchange:
         """The client closed its connection; nothing is sent to it any more."""
         self.pool.numbers.add("twinpool_router_client_aborts_total", (self._state.phase.value,))
         self._record.status = 499
+        if self._locating is not None:
+            self.pool.locator.forget(self._locating)
+            self._locating = None
+            self._record.log(self._state)
         if self._waiting is not None:
             self.pool.admission.forget(self._waiting)
             self._waiting = None
@@ -155,7 +175,7 @@ class Exchange:
                 self._apply(handoff.prefill_failed(self._state, "no_params"))
                 return
             cached = cached_tokens(body)
-            self.pool.chooser.prefilled(leg.endpoint, leg.expected, leg.seconds, cached)
+            self.pool.prefilled(leg.endpoint, leg.expected, leg.seconds, cached)
             self.pool.warmth.add(leg.endpoint.id, cached or 0, self.pool.clock())
             self._params = params
             self._prefill_endpoint = leg.endpoint
@@ -236,7 +256,7 @@ class Exchange:
             self.pool.numbers.add("twinpool_router_retries_total", ("prefill",))
         self._tried_prefill.add(endpoint.id)
         self._record.prefill = endpoint.pod
-        work = pool.chooser.sent(self._asked, endpoint)
+        work = pool.sent(self._asked, endpoint)
         leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens, work)
 
         def connected() -> None:
@@ -258,9 +278,9 @@ class Exchange:
         request = self._call.request
         work = None
         if self._state.holding:
-            self.pool.chooser.received(self._asked, endpoint)
+            self.pool.received(self._asked, endpoint)
         else:
-            work = self.pool.chooser.sent(self._asked, endpoint)
+            work = self.pool.sent(self._asked, endpoint)
         leg = self._decode = DecodeLeg(self, endpoint, request.prompt_tokens + request.output_tokens, work)
         leg.connect(self._connected, lambda: self.decode_lost(None))
 

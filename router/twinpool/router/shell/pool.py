@@ -1,7 +1,6 @@
 """What a data process knows of the pool, and its choices: the impure inputs of :mod:`twinpool.router.logic.policy`.
 
-The ledger is this process's own. With several data processes each sees its own share of the load; shared load counters
-come with the exact KV index, which needs shared memory anyway.
+The ledger is this process's own: with several data processes each sees its own share of the load.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
 from twinpool.router.logic.warmth import Warmth
 from twinpool.router.shell.access import AccessLog
 from twinpool.router.shell.admission import Admission
+from twinpool.router.shell.locator import Locator
 from twinpool.router.shell.upstream import Connections
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from twinpool.core.protocol import RouterConfig
-    from twinpool.router.logic.chooser import Asked
+    from twinpool.router.logic.chooser import Asked, Work
     from twinpool.router.logic.endpoints import Directory, Endpoint
     from twinpool.router.logic.keys import Keyring
     from twinpool.router.logic.request import Request
@@ -53,6 +53,7 @@ class Pool:
         self.warmth = Warmth()
         self.breaker = Breaker()
         self.numbers = Numbers()
+        self.locator = Locator(loop, self.numbers)
         self.connections = Connections(loop, limits)
         self.access = AccessLog(config.access_log, rng, self.numbers)
         self.admission = Admission(
@@ -121,6 +122,26 @@ class Pool:
         if revision is None:
             return self.directory.decode
         return self.directory.decode_by_revision.get(revision, ())
+
+    def sent(self, asked: Asked, endpoint: Endpoint) -> Work:
+        """A prompt goes to ``endpoint`` to be prefilled: return what that is expected to be."""
+        work = self.chooser.sent(asked, endpoint)
+        if asked.names:
+            self.locator.sent(endpoint.id, asked.names)
+        return work
+
+    def received(self, asked: Asked, endpoint: Endpoint) -> None:
+        """The KV of a prompt goes to ``endpoint``."""
+        self.chooser.received(asked, endpoint)
+        if asked.names:
+            self.locator.sent(endpoint.id, asked.names)
+
+    def prefilled(self, endpoint: Endpoint, work: Work, seconds: float, cached: int | None) -> None:
+        """A prefill took ``seconds``; the engine says that ``cached`` tokens were, if it says so."""
+        right = self.chooser.prefilled(endpoint, work, seconds, cached)
+        if right is not None:
+            outcome = "right" if right else "wrong"
+            self.numbers.add("twinpool_router_index_predictions_total", (endpoint.pod, outcome))
 
     def _usable(self, candidates: Sequence[Endpoint]) -> Sequence[Endpoint]:
         avoided = self.breaker.avoided(self.loop.time(), self.rng)

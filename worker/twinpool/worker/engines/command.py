@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -124,6 +125,20 @@ def behind_preflight(
     return replace(command, argv=(*program, "preflight", *words, "--", *command.argv))
 
 
+def event_flags() -> list[str]:
+    """Return the flags by which an engine publishes its KV events, which are vLLM's and the simulated engine's alike.
+
+    ``*`` binds; vLLM connects to any other address.
+    """
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{protocol.KV_EVENTS_PORT}",
+        "replay_endpoint": f"tcp://*:{protocol.KV_REPLAY_PORT}",
+    }
+    return ["--kv-events-config", json.dumps(events, sort_keys=True, separators=(",", ":"))]
+
+
 def simulated_command(
     config: WorkerConfig, pod: Pod, environment: Mapping[str, str], python: str, place: Place
 ) -> Command:
@@ -135,5 +150,7 @@ def simulated_command(
         argv += ["--connector", config.connector]
     if config.max_model_len is not None:
         argv += ["--max-model-len", str(config.max_model_len)]
+    if config.kv_events:
+        argv += event_flags()
     env = {key: value for key, value in environment.items() if key != protocol.WORKER_CONFIG_ENV}
     return Command(tuple(argv) + config.args, env, on_cpu=True)

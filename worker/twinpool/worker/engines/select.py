@@ -26,7 +26,7 @@ def engine_command(
     Raises
     ------
     InvalidValue
-        When a user argument sets a flag that Twinpool sets; the message names it.
+        When a user argument sets a flag that Twinpool sets, or contradicts a setting; the message names it.
     """
     refuse_managed(config.args)
     where = place or Place(leader=pod.ip)

@@ -125,7 +125,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME[=N]",
         help="; ".join(
             [f"{name}: {what}" for name, what in faults.AT_START.items()]
-            + [f"{name}{'=N' if valued else ''}: {what}" for name, (valued, what) in faults.OF_ANSWER.items()]
+            + [
+                f"{name}{'=N' if valued else ''}: {what}"
+                for name, (valued, what) in (faults.OF_ANSWER | faults.OF_EVENTS).items()
+            ]
         ),
     )
     return result

@@ -119,7 +119,11 @@ async def running(settings: Settings, on_end: Callable[[], None] = lambda: None)
     engine, engine_id, model = Engine(settings.limits, settings.pace), str(uuid.uuid4()), settings.models[0]
     puller = Puller(engine, model, settings.handshake_timeout, settings.time_scale)
     events = settings.events
-    publisher = None if events is None else Publisher(events, settings.host, settings.limits.block_size)
+    publisher = (
+        None
+        if events is None
+        else Publisher(events, settings.host, settings.limits.block_size, settings.faults.lose_events)
+    )
     driver = Driver(engine, settings, puller, publisher)
     app = App(settings, driver, engine_id)
     connections: set[Connection] = set()

@@ -10,9 +10,9 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from twinpool.core import protocol
+from twinpool.core import blockhash, protocol
 from twinpool.core.errors import InvalidValue
-from twinpool.worker.engines.command import SHUTDOWN_SECONDS, Command, Place, Pod, parallel_flags
+from twinpool.worker.engines.command import SHUTDOWN_SECONDS, Command, Place, Pod, event_flags, parallel_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +32,9 @@ CPU_DEFAULTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 #: Environment on the CPU unless the user set it: vLLM's own choice binds every worker of a node to the same core.
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
+#: vLLM's seed of block names, and that of Python's own hashes.
+_HASH_SEED = "PYTHONHASHSEED"
+
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _CONNECTORS = {"nixl": "NixlConnector"}
 
@@ -42,7 +45,13 @@ _GLUED = re.compile(r"^(-[nr])\d+$")
 def vllm_command(
     config: WorkerConfig, pod: Pod, environment: Mapping[str, str], gpus_visible: int, place: Place
 ) -> Command:
-    """Build vLLM's command."""
+    """Build vLLM's command.
+
+    Raises
+    ------
+    InvalidValue
+        When arguments or environment contradict ``config.kv_events``.
+    """
     on_cpu = config.gpus == 0 or gpus_visible == 0
     argv = [config.python, "-m", "vllm.entrypoints.cli.main", "serve", config.model_path]
     argv += ["--served-model-name", config.model, "--host", pod.ip, "--port", str(protocol.ENGINE_PORT)]
@@ -55,6 +64,9 @@ def vllm_command(
         argv += ["--max-model-len", str(config.max_model_len)]
     if config.connector is not None and config.role in _KV_ROLES:
         argv += ["--kv-transfer-config", _kv_transfer(config.role, config.connector, on_cpu)]
+    if config.kv_events:
+        _refuse_other_names(config.args, environment)
+        argv += [*event_flags(), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
     if on_cpu:
         argv += [word for words, flags in CPU_DEFAULTS if not _given(config.args, flags) for word in words]
     env = {key: value for key, value in environment.items() if key not in (protocol.WORKER_CONFIG_ENV, "VLLM_PORT")}
@@ -63,9 +75,26 @@ def vllm_command(
         VLLM_NIXL_SIDE_CHANNEL_HOST=pod.ip,
         VLLM_NIXL_SIDE_CHANNEL_PORT=str(protocol.NIXL_SIDE_CHANNEL_PORT),
     )
+    if config.kv_events:
+        env[_HASH_SEED] = blockhash.SEED
     if on_cpu:
         env = {**CPU_ENVIRONMENT, **env}
     return Command(tuple(argv) + config.args, env, on_cpu)
+
+
+def _refuse_other_names(args: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Refuse what would give blocks names that routers cannot compute, or switch off caching itself."""
+    for flag in ("--prefix-caching-hash-algo", "--no-enable-prefix-caching"):
+        if _given(args, (flag,)):
+            raise InvalidValue(
+                f"engine.args: {flag} contradicts engine.kvEvents, by which routers know blocks by name",
+                "remove the argument, or kvEvents",
+            )
+    if environment.get(_HASH_SEED, blockhash.SEED) != blockhash.SEED:
+        raise InvalidValue(
+            f"engine.env: {_HASH_SEED} is {blockhash.SEED} with engine.kvEvents, because blocks are named by it",
+            "remove the variable, or kvEvents",
+        )
 
 
 def refuse_managed(args: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ eviction, as in vLLM: least recently freed first, and of one sequence the last b
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Full blocks entered the cache; ``parent`` is the hash of the block before them."""
+    """Full blocks entered the cache; ``parent`` is the hash of the block before them.
+
+    ``salt`` is part of the name of a first block, which has no parent.
+    """
 
     hashes: tuple[int, ...]
     parent: int | None
     tokens: tuple[int, ...]
+    salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,14 @@ class BlockPool:
                 del self._holders[block]
                 self._free[block] = None
 
-    def store(self, blocks: Sequence[int], hashes: Sequence[int], parent: int | None, tokens: Sequence[int]) -> None:
+    def store(
+        self,
+        blocks: Sequence[int],
+        hashes: Sequence[int],
+        parent: int | None,
+        tokens: Sequence[int],
+        salt: str | None = None,
+    ) -> None:
         """Remember full blocks under their hashes; ``tokens`` are those of all of them.
 
         A hash that is cached already stays with its block, so that each hash is stored once and removed once.
@@ -111,13 +122,13 @@ class BlockPool:
                 self._block_of[value] = block
                 self._hash_of[block] = value
                 own = tuple(tokens[index * size : (index + 1) * size])
-                self._append(Stored((value,), parent, own))
+                self._append(Stored((value,), parent, own, salt if parent is None else None))
             parent = value
 
     def _append(self, stored: Stored) -> None:
         last = self.events[-1] if self.events else None
         if isinstance(last, Stored) and last.hashes[-1] == stored.parent:
-            self.events[-1] = Stored(last.hashes + stored.hashes, last.parent, last.tokens + stored.tokens)
+            self.events[-1] = replace(last, hashes=last.hashes + stored.hashes, tokens=last.tokens + stored.tokens)
         else:
             self.events.append(stored)
 

@@ -51,7 +51,7 @@ class Call:
     stops: tuple[str, ...]
     stop_token_ids: frozenset[int]
     token_ids: bool
-    salt: int
+    salt: str | None
     hand_over: bool
     remote: RemoteKv | None
 
@@ -110,7 +110,7 @@ def parse(kind: Kind, body: object, served: Served) -> Call:
         stops=_stops((stops,) if isinstance(stops, str) else stops),
         stop_token_ids=frozenset(_token_ids(body.get("stop_token_ids") or (), "stop_token_ids")),
         token_ids=_field(body, "return_token_ids", bool, False),
-        salt=_salt(_field(body, "cache_salt", str, None)),
+        salt=_field(body, "cache_salt", str, None),
         hand_over=bool(parameters and parameters.get("do_remote_decode")),
         remote=_remote(parameters) if parameters and parameters.get("do_remote_prefill") else None,
     )
@@ -236,10 +236,6 @@ def _stops(value: object) -> tuple[str, ...]:
     if not all(isinstance(stop, str) and stop for stop in value):
         raise Refused("stop must not hold anything but strings that are not empty.", param="stop")
     return tuple(value)
-
-
-def _salt(text: str | None) -> int:
-    return 0 if text is None else language.mixed(language.advance(language.EMPTY, text.encode()))
 
 
 def _remote(parameters: Body) -> RemoteKv | None:

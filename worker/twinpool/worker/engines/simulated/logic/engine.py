@@ -257,7 +257,8 @@ class Engine:
             start, size = sequence.stored, self.limits.block_size
             parent = sequence.hashes[start - 1] if start else None
             tokens_of = sequence.tokens[start * size : full * size]
-            self.blocks.store(sequence.blocks[start:full], sequence.hashes[start:full], parent, tokens_of)
+            blocks, hashes = sequence.blocks[start:full], sequence.hashes[start:full]
+            self.blocks.store(blocks, hashes, parent, tokens_of, sequence.order.salt)
             sequence.stored = full
 
     def _sample(self, sequence: Sequence, now: float) -> Token:

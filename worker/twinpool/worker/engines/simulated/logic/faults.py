@@ -27,8 +27,17 @@ OF_ANSWER = {
     "die-mid-stream": (True, "kill the whole engine after this many tokens"),
     "stall-mid-stream": (True, "let the whole engine stand still after this many tokens; its HTTP server goes on"),
 }
+#: Faults of the whole engine's KV events.
+OF_EVENTS = {"lose-events": (True, "publish no message of KV events whose turn it is, each Nth; replays have it")}
 #: Where the number of a fault of another name goes.
-_FIELDS = {"reset-mid-stream": "reset_after", "die-mid-stream": "die_after", "stall-mid-stream": "stall_after"}
+_FIELDS = {
+    "reset-mid-stream": "reset_after",
+    "die-mid-stream": "die_after",
+    "stall-mid-stream": "stall_after",
+    "lose-events": "lose_events",
+}
+#: Faults that may take a number, and whether they do.
+_VALUED = {**OF_ANSWER, **OF_EVENTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class Faults:
     reset_after: int | None = None
     die_after: int | None = None
     stall_after: int | None = None
+    lose_events: int | None = None
 
 
 def parse(entries: list[str], base: Faults | None = None) -> Faults:
@@ -59,10 +69,10 @@ def parse(entries: list[str], base: Faults | None = None) -> Faults:
         name, given, number = entry.strip().partition("=")
         if name in AT_START and not given:
             values["at_start"] = name
-        elif name in OF_ANSWER and bool(given) == OF_ANSWER[name][0]:
+        elif name in _VALUED and bool(given) == _VALUED[name][0]:
             values.update(_value(name, number))
         else:
-            known = [*AT_START, *(f"{name}=N" if valued else name for name, (valued, _) in OF_ANSWER.items())]
+            known = [*AT_START, *(f"{name}=N" if valued else name for name, (valued, _) in _VALUED.items())]
             raise InvalidValue(f"{entry!r} is not a fault", f"choose one of: {', '.join(known)}")
     return Faults(**values)
 

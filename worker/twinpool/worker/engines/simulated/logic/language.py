@@ -150,7 +150,7 @@ def advance(state: int, ids: Iterable[int]) -> int:
 
 
 def mixed(state: int) -> int:
-    """Return 64 well-mixed bits of a state (the finalizer of splitmix64); serves as hash of a KV block."""
+    """Return 64 well-mixed bits of a state (the finalizer of splitmix64)."""
     value = state
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
+from twinpool.core.blockhash import ROOT, following, short
 from twinpool.worker.engines.simulated.logic import language
 
 
@@ -48,7 +49,7 @@ class Order:
     stop_token_ids: frozenset[int] = frozenset()
     hand_over: bool = False
     remote: RemoteKv | None = None
-    salt: int = 0
+    salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ class Sequence:
         self.phase = Phase.WAITING
         self.tokens: list[int] = []
         self.content = language.Content.of(order.prompt)
-        self.chain = language.EMPTY + order.salt
+        #: Digest of the last full block.
+        self.chain = ROOT
         self.hashes: list[int] = []
         self.blocks: list[int] = []
         #: KV that is still to be pulled; None once it came, or when there is none.
@@ -178,7 +180,8 @@ class Sequence:
             room = self.size - len(self.tokens) % self.size
             part = tokens[start : start + room]
             self.tokens += part
-            self.chain = language.advance(self.chain, part)
             if len(part) == room:
-                self.hashes.append(language.mixed(self.chain))
+                salt = None if self.hashes else self.order.salt
+                self.chain = following(self.chain, self.tokens[-self.size :], salt)
+                self.hashes.append(short(self.chain))
             start += room

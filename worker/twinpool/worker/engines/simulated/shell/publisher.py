@@ -2,8 +2,8 @@
 
 A message has three frames: topic, sequence number (8 bytes, big-endian, from 0), and msgpack of
 ``[time, events, rank]``. A replay request is ``[empty, first number]`` to the replay socket; the answer is one
-``[empty, topic, number, payload]`` for each message since, and ends with number -1. Block hashes are this engine's own
-(``logic.language``), not vLLM's.
+``[empty, topic, number, payload]`` for each message since, and ends with number -1. Blocks have vLLM's names
+(``twinpool.core.blockhash``). On request every Nth message is lost on its way; replays have it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
                 "lora_id": None,
                 "medium": "GPU",
                 "lora_name": None,
-                "extra_keys": [None] * len(event.hashes),
+                "extra_keys": [None if event.salt is None else [event.salt], *[None] * (len(event.hashes) - 1)],
                 "group_idx": 0,
                 "kv_cache_spec_kind": "full_attention",
             }
@@ -54,12 +54,13 @@ def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
 class Publisher:
     """One PUB socket and, when asked for, one ROUTER socket for replays. ``tcp://*`` binds the pod's own address."""
 
-    def __init__(self, settings: EventSettings, host: str, block_size: int) -> None:
+    def __init__(self, settings: EventSettings, host: str, block_size: int, lose: int | None = None) -> None:
         # Publishing never waits: ZMQ drops for subscribers that are too slow, and a gap in the numbers tells them.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._topic = settings.topic.encode()
         self._block_size = block_size
         self._number = 0
+        self._lose = lose
         self._recent: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
         self._pub = self._context.socket(zmq.PUB)
         _attach(self._pub, settings.endpoint, host)
@@ -75,7 +76,8 @@ class Publisher:
         number = self._number.to_bytes(8, "big")
         self._number += 1
         self._recent.append((number, payload))
-        self._pub.send_multipart([self._topic, number, payload], flags=zmq.NOBLOCK)
+        if not self._lose or self._number % self._lose:
+            self._pub.send_multipart([self._topic, number, payload], flags=zmq.NOBLOCK)
 
     async def _serve_replays(self, replay: zmq.asyncio.Socket) -> None:
         try:

@@ -1,0 +1,246 @@
+"""Follows the KV events of engines, and answers which of them hold a prompt: the exact index, in the control process.
+
+One task for each endpoint that publishes events. Every few seconds it asks for a replay of what should come next: that
+repairs what was lost last, which no later message would show, and tells a silent engine from one that is gone. Always
+true: an engine that does not answer is not relied on; only endpoints of the pool are dialled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+import zmq.asyncio
+
+from twinpool.router.logic.index_events import CLEARED, Take, events_of
+from twinpool.router.logic.index_exact import ExactIndex, Held, Holder
+from twinpool.router.logic.index_source import Source, common_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.logic.metrics import Numbers
+
+log = logging.getLogger(__name__)
+
+#: Blocks that the index has room for: 16 MiB, as many as some 130 GB of KV cache of a 8B model have.
+CAPACITY: Final = 2**20
+_ASK_SECONDS: Final = 2.0
+#: vLLM looks for questions between messages, at least each 0.1 s.
+_ANSWER_SECONDS: Final = 10.0
+_MAX_MESSAGE: Final = 64 * 2**20
+#: Messages that ZMQ keeps while this process is busy; more are lost, and replayed.
+_HIGH_WATER: Final = 10_000
+_END: Final = -1
+
+
+class Followers:
+    """The engines that publish events. ``changed``: others are relied on than before; ``emptied``: one lost all."""
+
+    def __init__(self, changed: Callable[[], None], emptied: Callable[[str], None]) -> None:
+        self._changed = changed
+        self._emptied = emptied
+        self._context: zmq.asyncio.Context | None = None
+        self._index: ExactIndex | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.sources: dict[str, Source] = {}
+        self._relied: tuple[int, frozenset[str]] = (0, frozenset())
+
+    @property
+    def relied(self) -> tuple[int, frozenset[str]]:
+        """Return the block size, and the ids of the endpoints whose events routing may rely on."""
+        return self._relied
+
+    def watch(self, endpoints: Iterable[Endpoint]) -> None:
+        """Follow these endpoints, as far as they publish events, and no others."""
+        wanted = {endpoint.id: endpoint for endpoint in endpoints if endpoint.events}
+        if wanted and self._context is None:
+            self._context, self._index = zmq.asyncio.Context(), ExactIndex(CAPACITY)
+        for identity in self._tasks.keys() - wanted.keys():
+            self._tasks.pop(identity).cancel()
+            del self.sources[identity]
+        if self._index is not None:
+            self._index.keep(wanted)
+        for identity in wanted.keys() - self._tasks.keys():
+            self.sources[identity] = Source()
+            self._tasks[identity] = asyncio.ensure_future(self._follow(wanted[identity]))
+        self._judge()
+
+    def close(self) -> None:
+        """Follow nobody any more."""
+        self.watch(())
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def located(self, names: Sequence[int]) -> list[tuple[str, Held]]:
+        """Return which endpoints hold how many of the leading blocks."""
+        index, (_, relied) = self._index, self._relied
+        if index is None:
+            return []
+        index.expire(asyncio.get_running_loop().time())
+        found = index.leading(names).items()
+        return [(holder.endpoint, held) for holder, held in found if holder.endpoint in relied]
+
+    def sent(self, endpoint: str, names: Sequence[int]) -> None:
+        """A prompt of these blocks was sent to an endpoint."""
+        if self._index is not None and endpoint in self.sources:
+            self._index.expect(Holder(endpoint), names, asyncio.get_running_loop().time())
+
+    def blocks(self, endpoint: str) -> int:
+        """Return how many blocks an endpoint has by its events."""
+        return 0 if self._index is None else self._index.blocks(Holder(endpoint))
+
+    def coverage(self, endpoint: str) -> float:
+        """Return the share of an endpoint's blocks that the index has."""
+        return 1.0 if self._index is None else self._index.coverage(Holder(endpoint))
+
+    def count(self, numbers: Numbers, endpoint: Endpoint) -> None:
+        """Add the gauges and counters of an endpoint."""
+        source = self.sources.get(endpoint.id)
+        if source is None:
+            return
+        labels = (endpoint.pod, endpoint.role)
+        numbers.add("twinpool_router_index_relied", labels, float(endpoint.id in self._relied[1]))
+        numbers.add("twinpool_router_index_coverage", labels, self.coverage(endpoint.id))
+        numbers.add("twinpool_router_index_blocks", labels, float(self.blocks(endpoint.id)))
+        numbers.add("twinpool_router_kv_event_gaps_total", (endpoint.pod, "asked"), float(source.gaps))
+        numbers.add("twinpool_router_kv_event_gaps_total", (endpoint.pod, "reset"), float(source.resets))
+
+    def table(self) -> dict[str, int]:
+        """Return the size of the table: entries in use, the most that there can be, sets of holders, bytes."""
+        if self._index is None:
+            return {"entries": 0, "capacity": 0, "sets": 0, "bytes": 0}
+        table = self._index.table
+        return {
+            "entries": table.entries,
+            "capacity": table.capacity,
+            "sets": len(table.sets),
+            "bytes": table.table_bytes,
+        }
+
+    async def _follow(self, endpoint: Endpoint) -> None:
+        assert self._context is not None
+        sub, replay = self._context.socket(zmq.SUB), self._context.socket(zmq.DEALER)
+        try:
+            for socket in (sub, replay):
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
+                socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
+            sub.subscribe(b"")
+            sub.connect(f"tcp://{endpoint.host}:{endpoint.events}")
+            missing = asyncio.Event()
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._listen(endpoint, sub, missing))
+                both.create_task(self._ask(endpoint, replay, missing))
+        except Exception:
+            # A surprise must not end a router that serves: this worker is estimated from now on.
+            log.exception("the KV events of %s cannot be followed", endpoint.pod)
+            self.sources[endpoint.id].answers = False
+            self._judge()
+        finally:
+            sub.close()
+            replay.close()
+
+    async def _listen(self, endpoint: Endpoint, sub: zmq.asyncio.Socket, missing: asyncio.Event) -> None:
+        source = self.sources[endpoint.id]
+        while True:
+            frames = await sub.recv_multipart()
+            events = events_of(frames[-1]) if len(frames) == 3 and len(frames[1]) == 8 else None
+            if events is None:
+                continue
+            source.messages += 1
+            take = source.feed.receive(int.from_bytes(frames[1], "big"), events)
+            if not endpoint.replay:
+                source.answers = True
+            self._apply(endpoint, source, take)
+            if take.replay is None:
+                continue
+            source.gaps += 1
+            if endpoint.replay:
+                missing.set()
+            else:
+                self._apply(endpoint, source, source.feed.replay_ended())
+
+    async def _ask(self, endpoint: Endpoint, replay: zmq.asyncio.Socket, missing: asyncio.Event) -> None:
+        """Ask for what is missing, when something is, and every few seconds for what may be."""
+        if not endpoint.replay:
+            return
+        source = self.sources[endpoint.id]
+        replay.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for an engine that is not there
+        replay.connect(f"tcp://{endpoint.host}:{endpoint.replay}")
+        while True:
+            missing.clear()
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await replay.send_multipart([b"", source.feed.wanted.to_bytes(8, "big")])
+                    again = await self._replayed(endpoint, source, replay)
+                source.answers = True
+            except TimeoutError:
+                again, source.answers = False, False
+            self._judge()
+            if not again:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ASK_SECONDS):
+                        await missing.wait()
+
+    async def _replayed(self, endpoint: Endpoint, source: Source, replay: zmq.asyncio.Socket) -> bool:
+        """Take an answer to its end; return whether to ask again at once."""
+        while True:
+            frames = await replay.recv_multipart()
+            if len(frames) != 4 or len(frames[2]) != 8:
+                continue
+            number = int.from_bytes(frames[2], "big", signed=True)
+            if number == _END:
+                take = source.feed.replay_ended()
+                self._apply(endpoint, source, take)
+                return take.replay is not None
+            events = events_of(frames[3])
+            if events is not None:
+                self._apply(endpoint, source, source.feed.replayed(number, events))
+
+    def _apply(self, endpoint: Endpoint, source: Source, take: Take) -> None:
+        assert self._index is not None
+        holder, wrong, size = Holder(endpoint.id), source.wrong, source.size
+        if take.reset:
+            source.resets += 1
+            self._index.reset(holder)
+            self._emptied(endpoint.id)
+        for events in take.batches:
+            source.check(events)
+            self._index.apply(holder, events)
+            if any(event.type == CLEARED for event in events):
+                self._emptied(endpoint.id)
+        if (source.wrong > 0) != (wrong > 0) or source.size != size:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Tell when others are relied on than before."""
+        size = common_size(self.sources.values())
+        usable = frozenset(name for name, source in self.sources.items() if not source.trouble(size))
+        relied = (size, usable if size else frozenset[str]())
+        if relied != self._relied:
+            self._relied = relied
+            self._changed()
+
+    def state(self, endpoint: str) -> dict[str, Any]:
+        """Return what is known of an endpoint's events, as ``/admin/index`` shows it."""
+        source = self.sources.get(endpoint)
+        if source is None:
+            return {"relied": False, "reason": "it publishes no KV events"}
+        reason = source.trouble(self._relied[0])
+        return {
+            "relied": endpoint in self._relied[1],
+            "reason": reason,
+            "blockSize": source.size,
+            "blocks": self.blocks(endpoint),
+            "coverage": round(self.coverage(endpoint), 4),
+            "messages": source.messages,
+            "gaps": source.gaps,
+            "resets": source.resets,
+            "namesRight": source.right,
+            "namesWrong": source.wrong,
+        }

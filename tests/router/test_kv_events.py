@@ -1,0 +1,168 @@
+"""Routing by KV events, whole: simulated engines publish, the router's processes follow, look up and compare."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+
+import pytest
+
+from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
+from twinpool.worker.engines.simulated import flags
+from twinpool.worker.engines.simulated.server import running
+
+CONFIG = RouterConfig("p", "n", ("m",), policy="price", drain_timeout=20.0)
+EVENTS = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5577"}
+FLAGS = ("--model", "m", "--port", "8000", "--connector", "nixl", "--time-scale", "0", "--max-model-len", "8192")
+PROMPT = list(range(3000, 5000))
+
+
+class Stage:
+    """Two prefill workers and a decode worker that publish events, and a router in front of them."""
+
+    def __init__(self, kit, path):
+        self.kit = kit
+        self.path = path
+        self.hosts = {}
+        self.engines = {}
+        self.stack = contextlib.AsyncExitStack()
+        self.process = None
+        self.admin = 0
+
+    async def engine(self, name, number, *extra, events=EVENTS):
+        host = self.hosts[name] = f"127.93.{os.getpid() % 250}.{number}"
+        told = () if events is None else ("--kv-events-config", json.dumps(events))
+        stack = await self.stack.enter_async_context(contextlib.AsyncExitStack())
+        settings = flags.parse(["--host", host, "--role", name[:-1], *FLAGS, *told, *extra])
+        await stack.enter_async_context(running(settings))
+        self.engines[name] = stack
+
+    async def start(self, **ports):
+        entries = [
+            {"role": name[:-1], "host": host, "port": 8000, "kvEvents": 5557, "kvReplay": 5577, **ports}
+            for name, host in self.hosts.items()
+        ]
+        self.path.write_text(json.dumps(entries))
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "twinpool.router", "--port", "8000", "--admin-port", "8081",
+            "--endpoints", str(self.path), "--workers", "1",
+            env={**os.environ, ROUTER_CONFIG_ENV: CONFIG.to_json(), "POD_IP": self.address},
+        )  # fmt: skip
+
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    ready = (await self.get("/ready")).status == 200
+                    known = (await self.get("/admin/endpoints")).json["endpoints"]
+                    if ready and len(known) == len(entries) and all(one["admitted"] for one in known):
+                        return
+                await asyncio.sleep(0.02)
+
+    @property
+    def address(self):
+        return f"127.93.{os.getpid() % 250}.250"
+
+    async def get(self, path, port=8081, data=None, host=None):
+        reader, writer = await asyncio.open_connection(host or self.address, port)
+        client = self.kit.RawClient(reader, writer)
+        client.send(data or f"GET {path} HTTP/1.1\r\nHost: r\r\n\r\n".encode())
+        answer = await client.answer()
+        client.abort()
+        return answer
+
+    async def index(self, test):
+        body = None
+        for _ in range(600):
+            body = (await self.get("/admin/index")).json
+            if test({one["name"].partition(":")[0]: one for one in body["endpoints"]}, body):
+                return body
+            await asyncio.sleep(0.1)
+        raise AssertionError(body)
+
+    async def ask(self, prompt, host=None):
+        body = {"model": "m", "prompt": prompt, "max_tokens": 4}
+        answer = await self.get("", 8000, self.kit.post(body), host)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    async def metric(self, name):
+        text = (await self.get("/metrics")).body.decode()
+        lines = (line.rpartition(" ") for line in text.splitlines() if line.startswith(f"twinpool_router_{name}"))
+        return {labels.partition("{")[2].rstrip("}"): float(value) for labels, _, value in lines}
+
+    async def stop(self):
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        await self.stack.aclose()
+
+
+@pytest.fixture
+async def stage(kit, tmp_path):
+    made = Stage(kit, tmp_path / "workers.json")
+    yield made
+    await made.stop()
+
+
+async def test_prompts_of_token_ids_follow_what_engines_say(stage):
+    for number, name in enumerate(("prefill0", "prefill1", "decode0")):
+        # Each third message is lost, and replayed.
+        await stage.engine(name, number + 1, "--fault", "lose-events=3")
+    await stage.start()
+    await stage.ask(PROMPT)
+    await stage.index(lambda by, _: sum(one.get("blocks", 0) for one in by.values()) >= 250)
+    body = await stage.index(lambda by, all_: all_["blockSize"] == 16 and all(one["relied"] for one in by.values()))
+    assert all(one["coverage"] == 1.0 and not one["namesWrong"] for one in body["endpoints"])
+    assert sum(one["namesRight"] for one in body["endpoints"]) >= 2
+    # Ten prompts with a common beginning, one after the other, so that events come between them.
+    for number in range(10):
+        await stage.ask([*PROMPT[:1600], *range(number, number + 64)])
+        wanted = body["table"]["entries"] + 4 * (number + 1)
+        await stage.index(lambda _, all_, wanted=wanted: all_["table"]["entries"] >= wanted)
+    found = await stage.metric("index_predictions_total")
+    assert sum(value for labels, value in found.items() if "right" in labels) >= 5
+    assert not any(value for labels, value in found.items() if "wrong" in labels)
+    assert (await stage.metric("index_questions_total"))['outcome="answered"'] >= 10
+    gaps = await stage.metric("kv_event_gaps_total")
+    assert sum(value for labels, value in gaps.items() if "asked" in labels) > 0
+    assert sum(value for labels, value in gaps.items() if "reset" in labels) == 0
+    assert all((await stage.metric("index_relied")).values())
+    # An engine that is gone for good is followed no more.
+    await stage.engines["prefill0"].aclose()
+    await stage.index(lambda by, _: not by[stage.hosts["prefill0"]]["relied"])
+    await stage.ask(PROMPT)
+
+
+async def test_an_engine_that_does_not_publish_or_has_other_blocks_is_estimated(stage):
+    await stage.engine("prefill0", 11, "--block-size", "32")
+    await stage.engine("decode0", 12)
+    await stage.engine("decode1", 13, events=None)
+    await stage.engine("decode2", 14)
+    await stage.start()
+    for host in stage.hosts.values():
+        await stage.ask(PROMPT, host)
+    body = await stage.index(
+        lambda by, all_: all_["blockSize"] == 16 and "blocks have 32" in by[stage.hosts["prefill0"]]["reason"]
+    )
+    reasons = {one["name"].partition(":")[0]: one["reason"] for one in body["endpoints"]}
+    assert "does not answer" in reasons[stage.hosts["decode1"]]
+    assert (await stage.get("/metrics")).status == 200
+
+
+async def test_without_a_replay_socket_a_gap_forgets_everything(stage):
+    events = {key: value for key, value in EVENTS.items() if key != "replay_endpoint"}
+    await stage.engine("decode0", 21, "--fault", "lose-events=3", events=events)
+    await stage.start(kvReplay=0)
+    host = stage.hosts["decode0"]
+
+    async def until_reset():
+        for number in range(1000):
+            await stage.ask(list(range(number, number + 40)))
+            if (await stage.metric("kv_event_gaps_total")).get(f'endpoint="{host}:8000",outcome="reset"'):
+                return
+
+    await until_reset()
+    assert (await stage.index(lambda by, _: by[host]["relied"]))["endpoints"][0]["resets"] >= 1
