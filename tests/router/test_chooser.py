@@ -93,6 +93,9 @@ def test_a_process_takes_its_copies_to_have_as_much_work_as_itself() -> None:
 
 
 def test_predictions_follow_what_is_observed() -> None:
+    plain, _ = chooser(policy="round-robin")
+    plain.prefilled(P[0], plain.sent(plain.asked(request()), P[0]), 100.0, None)
+    assert plain.correction.factor == 1.0, "nothing there is priced"
     ours, ledger = chooser(policy="price")
     asked = ours.asked(request())
     ledger.admit("p0", 100, 3.0)

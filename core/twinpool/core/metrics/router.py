@@ -191,7 +191,7 @@ METRICS = catalogue(
         Metric(
             "twinpool_router_kv_event_gaps_total",
             "counter",
-            "Losses in the worker's KV events: asked (for a replay) or reset (it brought too little: all was forgotten).",
+            "Losses in the worker's KV events: asked (for a replay) or reset (it brought too little).",
             f"{_SHELL}/events.py",
             labels=(_WORKER[0], Label("outcome", "asked or reset", 2)),
         ),

@@ -6,8 +6,7 @@ only, so it takes the load of a worker to be its own times the number of process
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from twinpool.core.correction import Correction, learn
 from twinpool.core.economics import ASSUMED
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
     from random import Random
 
-    from twinpool.core.economics import Prices
     from twinpool.core.protocol import Policy, RouterConfig
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.index_exact import Held
@@ -35,8 +33,7 @@ INDEX_BLOCKS = 2**18
 _NOTHING = Cached()
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """A request as choices see it: its size, and the keys of its text blocks (none where nothing asks for them).
 
     A prompt of token ids has ``names``, those of its KV blocks, while KV events are relied on, and ``held``, what was
@@ -49,8 +46,7 @@ class Asked:
     held: Mapping[str, Held] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a prefill was expected to be when it was sent: by the model alone, in seconds, and tokens thought cached.
 
     ``before`` is what the worker had to do first; ``sure`` are the tokens that it has by KV events, where they say so.
@@ -73,10 +69,12 @@ class Chooser:
         self._copies = copies
         # Copies of a router that all began with the first worker would all meet there.
         self._turns = {"prefill": rng.randrange(1024), "decode": rng.randrange(1024)}
+        #: Whether choices depend on what workers hold: where they do not, nothing is learnt of it.
         self._aware = config.policy in policy.PREFIX_AWARE or config.conditional == "auto"
         self.index = ApproximateIndex(INDEX_BLOCKS if self._aware else 0)
         self.exact = ExactView()
         self.correction = Correction()
+        self._prices = ASSUMED
 
     def asked(self, request: Request) -> Asked:
         """Return what choices need of a request; its text is only read where a choice depends on it."""
@@ -97,14 +95,14 @@ class Chooser:
             return True
         _, prefill = self._candidates(asked, prefills)
         _, decode = self._candidates(asked, decodes)
-        return price.decide(asked.ask, prefill, decode, self._prices(), self._rng).prefill is not None
+        return price.decide(asked.ask, prefill, decode, self._prices, self._rng).prefill is not None
 
     def prefill(self, asked: Asked, workers: Sequence[Endpoint]) -> Endpoint:
         """Choose one of ``workers``, which must not be empty, for the prefill."""
         if self._policy != "price" or len(workers) == 1:
             return self._simple(asked, workers, "prefill")
         priced, candidates = self._candidates(asked, workers)
-        return priced[price.cheapest_prefill(asked.ask, candidates, self._prices(), self._rng).place]
+        return priced[price.cheapest_prefill(asked.ask, candidates, self._prices, self._rng).place]
 
     def decode(self, asked: Asked, workers: Sequence[Endpoint], whole: bool) -> Endpoint:
         """Choose one of ``workers``, which must not be empty, for the answer, or for all of a request (``whole``)."""
@@ -112,13 +110,15 @@ class Chooser:
             return self._simple(asked, workers, "decode")
         priced, candidates = self._candidates(asked, workers)
         choice = price.cheapest_whole if whole else price.cheapest_decode
-        return priced[choice(asked.ask, candidates, self._prices(), self._rng).place]
+        return priced[choice(asked.ask, candidates, self._prices, self._rng).place]
 
     def sent(self, asked: Asked, worker: Endpoint) -> Work:
         """A prefill goes to ``worker``: return what it is expected to be, and remember what the worker then holds."""
+        before = self._ledger[worker.id].backlog * self._copies
+        if not self._aware:
+            return Work(ASSUMED.prefill(asked.ask.prompt, 0), before, 0)
         cached = self._cached(asked, (worker,)).get(worker.id, _NOTHING)
         known = self._known(asked, worker)
-        before = self._ledger[worker.id].backlog * self._copies
         if asked.keys:
             self.index.learn(asked.keys, worker.id)
         seconds = ASSUMED.prefill(asked.ask.prompt - cached.anywhere, cached.anywhere)
@@ -134,7 +134,10 @@ class Chooser:
 
         Return whether that is what KV events foretold; None when they foretold nothing.
         """
+        if not self._aware:
+            return None
         self.correction = learn(self.correction, work.before + work.seconds, seconds)
+        self._prices = ASSUMED.scaled(self.correction.factor)
         if cached is None:
             return None
         self.index.report(worker.id, work.cached, cached)
@@ -148,9 +151,6 @@ class Chooser:
         """Forget workers that are gone."""
         self.index.keep(known)
         self.exact.keep(known)
-
-    def _prices(self) -> Prices:
-        return ASSUMED.scaled(self.correction.factor)
 
     def _simple(self, asked: Asked, workers: Sequence[Endpoint], role: str) -> Endpoint:
         self._turns[role] += 1

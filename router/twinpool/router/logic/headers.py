@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +25,7 @@ _NOT_FOR_PREFILL: Final = frozenset({b"accept-encoding"})
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 
 
-@dataclass(frozen=True, slots=True)
-class Forwarded:
+class Forwarded(NamedTuple):
     """Header lines (each with CRLF) for the two legs; ``X-Request-Id`` is among them."""
 
     request_id: bytes

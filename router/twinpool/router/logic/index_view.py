@@ -6,8 +6,7 @@ agree again; who is not relied on is estimated as if there were no events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twinpool.core.blockhash import chain
 from twinpool.router.logic.request import cache_salt
@@ -25,8 +24,7 @@ _WEIGHT: Final = 0.1
 _LEAST: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
+class Cached(NamedTuple):
     """Prompt tokens of a worker, in accelerator memory and anywhere. ``sure``: by events alone, none just expected."""
 
     device: int = 0

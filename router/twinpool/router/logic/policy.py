@@ -8,8 +8,7 @@ routers that all took the first one would send the next burst to the same worker
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -30,8 +29,7 @@ _PRICED = 16
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """What a worker has to do already, and what it holds of the prompt in question. Tokens and seconds."""
 
     #: Admitted and not finished.
@@ -46,8 +44,7 @@ class Candidate:
     capacity: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """A request as far as choosing needs it: estimates in tokens."""
 
     prompt: int

@@ -7,8 +7,7 @@ worker is one more option, taken when it is cheaper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from twinpool.router.logic import policy
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _BEHIND = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """A worker (its place among the candidates), the price, and the request's own expected time to first token."""
 
     place: int
@@ -34,8 +32,7 @@ class Choice:
     ttft: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Where a request is prefilled: ``prefill`` is None when the decode worker does it. ``saved`` is in seconds."""
 
     prefill: Choice | None

@@ -8,9 +8,8 @@ unknown fields, the order of fields and the spelling of numbers survive. What a 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -62,8 +61,7 @@ class Route(Enum):
 _GENERATING: Final = frozenset({Route.RESPONSES, Route.MESSAGES})
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A body that may be sent on."""
 
     #: The client's bytes; written anew only when something had to be taken out.
@@ -118,7 +116,7 @@ def read(route: Route, body: bytes) -> Request:
 def with_model(request: Request, model: str) -> Request:
     """Return the request for another model id than the client's."""
     fields = {**request.fields, "model": msgspec.Raw(json.dumps(model).encode())}
-    return replace(request, body=_join(fields), fields=fields, model=model)
+    return request._replace(body=_join(fields), fields=fields, model=model)
 
 
 def _refuse_stored(fields: Fields) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from twinpool.router.logic import handoff
@@ -95,7 +94,7 @@ class Exchange:
     def _located(self, held: Mapping[str, Held] | None) -> None:
         self._locating = None
         if held is not None:
-            self._asked = replace(self._asked, held=held)
+            self._asked = self._asked._replace(held=held)
         self._enter()
 
     def _enter(self) -> None:

@@ -8,8 +8,7 @@ refusals of what this router does not do. After a refusal nothing more of that c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import httptools
 
@@ -25,8 +24,7 @@ _TOO_BUSY: Final = Refusal(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(NamedTuple):
     """A complete request."""
 
     method: bytes
