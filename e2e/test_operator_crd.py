@@ -215,6 +215,7 @@ CASES: list[Case] = [
     *unit_cases("objectives.ttft", ["800ms"], ["800"]),
     *unit_cases("objectives.itl", ["40ms"], ["40 ms"]),
     *unit_cases("routing.queue.timeout", ["30s"], ["30"]),
+    *unit_cases("routing.queue.hold", ["5m"], ["5", "0s"]),
     *unit_cases("routing.resources.cpu", ["1"], ["one"]),
     *unit_cases("routing.resources.memory", ["512Mi"], ["512MB"]),
     *(

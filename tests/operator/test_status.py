@@ -250,10 +250,10 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     told = router_config(make_pool({"prefill": {"drainTimeout": "10m"}, "routing": routing, "handoff": handoff}))
     assert told.on_prefill_failure == "fail"
     assert (told.models, told.disaggregated, told.connector) == (("acme/model",), True, "nixl")
-    queue = {"concurrency": 64, "max": 0, "timeout": "500ms", "priorities": True}
+    queue = {"concurrency": 64, "max": 0, "timeout": "500ms", "priorities": True, "hold": "2m"}
     queued = router_config(make_pool({"routing": {"queue": queue}, "objectives": {"ttft": "800ms"}}))
     assert (queued.queue_concurrency, queued.queue_max) == (64, 0)
-    assert (queued.queue_timeout, queued.queue_priorities) == (0.5, True)
+    assert (queued.queue_timeout, queued.queue_priorities, queued.queue_hold) == (0.5, True, 120.0)
     assert (queued.ttft, router_config(make_pool()).queue_max) == (0.8, 1024)
     sized = make_pool({"routing": {"resources": {"cpu": "3500m"}, "accessLog": {"percent": 5}}})
     assert (router_config(sized).processes, router_config(sized).access_log) == (3, 0.05)

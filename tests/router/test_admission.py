@@ -146,6 +146,50 @@ async def test_when_nobody_serves_nobody_waits(make_router, kit):
     assert sorted([(await answer).status for answer in answers]) == [200, 200, 503, 503]
 
 
+async def test_requests_are_held_while_nobody_serves_where_the_pool_says_so(make_router, kit):
+    router = await make_router(disaggregated=False, connector=None, queue_max=3, queue_hold=60.0, queue_timeout=30.0)
+    admission = router.pool.admission
+    clients = await send(router, kit, 3)
+    await kit.until(lambda: admission.waiting == 3)
+    assert admission.holding
+    admission.sweep()
+    assert admission.waiting == 3
+    (late,) = await send(router, kit)
+    assert (await late.answer()).error["code"] == "queue_full"
+    await router.engine("decode")
+    assert [(await client.answer()).status for client in clients] == [200] * 3
+    await router.idle()
+    assert not admission.holding
+
+
+async def test_a_hold_ends_and_who_was_held_then_has_a_timeout_to_find_room(make_router, kit):
+    router = await make_router(
+        disaggregated=False, connector=None, queue_hold=0.05, queue_timeout=0.05, queue_concurrency=1
+    )
+    (client,) = await send(router, kit)
+    await kit.until(lambda: router.pool.admission.waiting == 1)
+
+    def swept():
+        router.pool.admission.sweep()
+        return not router.pool.admission.waiting
+
+    await kit.until(swept)
+    answer = await client.answer()
+    assert (answer.status, answer.error["code"]) == (503, "no_worker")
+    assert "routing.queue.hold" in answer.error["message"]
+    assert router.value("turned_away_total", "unserved") == 1
+    clients = await send(router, kit, 2)
+    await kit.until(lambda: router.pool.admission.waiting == 2)
+    await asyncio.sleep(0.1)
+    await router.engine("decode", kit.hang)
+    await kit.until(lambda: router.pool.admission.waiting == 1)
+    router.pool.admission.sweep()
+    assert router.pool.admission.waiting == 1, "not at once"
+    await kit.until(swept)
+    release(router)
+    assert sorted([(await client.answer()).status for client in clients]) == [200, 504]
+
+
 async def test_urgent_requests_go_first_where_the_pool_says_so(make_router, kit):
     for priorities, first in ((True, "urgent"), (False, "patient")):
         router = await pool_of(make_router, kit, queue_concurrency=1, queue_priorities=priorities)

@@ -240,6 +240,8 @@ class RouterConfig:
     queue_concurrency: int = 8192
     queue_max: int = 1024
     queue_timeout: float = 30.0
+    #: How long requests wait while no decode worker serves; 0: not at all.
+    queue_hold: float = 0.0
     #: The ``priority`` of a request counts.
     queue_priorities: bool = False
     #: The objective for the first token, in seconds: who waits longer gives way when the queue is full.

@@ -61,6 +61,11 @@ class RequestQueue(Part):
         description="Requests that may wait in one router; then HTTP 429, first for those that miss their objective.",
     )
     timeout: Duration = Field("30s", description="How long a request may wait; then HTTP 504.")
+    hold: Duration | None = Field(
+        None,
+        description="How long a request may wait while no decode worker serves, such as in a pool that comes back from "
+        "zero; then HTTP 503. Without it, HTTP 503 at once.",
+    )
     priorities: bool = Field(
         False, description="Whether the priority of a request counts (as in vLLM, a smaller one goes first)."
     )

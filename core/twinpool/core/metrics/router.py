@@ -66,10 +66,10 @@ METRICS = catalogue(
         Metric(
             "twinpool_router_turned_away_total",
             "counter",
-            "Requests that got no place at the workers: full (HTTP 429) or timeout (504).",
+            "Requests that got no place at the workers: full (HTTP 429), timeout (504), unserved (503, held in vain).",
             f"{_SHELL}/admission.py",
-            labels=(Label("reason", "full or timeout", 2),),
-            preset=(("full",), ("timeout",)),
+            labels=(Label("reason", "full, timeout or unserved", 3),),
+            preset=(("full",), ("timeout",), ("unserved",)),
         ),
         Metric(
             "twinpool_router_queue_seconds",
@@ -83,6 +83,12 @@ METRICS = catalogue(
             "twinpool_router_requests_waiting",
             "gauge",
             "Requests that wait for a place at the workers.",
+            f"{_SHELL}/dataplane.py",
+        ),
+        Metric(
+            "twinpool_router_requests_held",
+            "gauge",
+            "Those of the waiting requests that wait for a worker to come, because none serves.",
             f"{_SHELL}/dataplane.py",
         ),
         Metric(

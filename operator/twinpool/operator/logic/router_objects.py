@@ -51,6 +51,7 @@ def router_config(pool: InferencePool) -> RouterConfig:
         queue_concurrency=queue.concurrency,
         queue_max=queue.max,
         queue_timeout=parse_duration(queue.timeout),
+        queue_hold=parse_duration(queue.hold) if queue.hold else 0.0,
         queue_priorities=queue.priorities,
         ttft=None if ttft is None else parse_duration(ttft),
         processes=max(1, int(parse_cpu(pool.spec.routing.resources.cpu))),

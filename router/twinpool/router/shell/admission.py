@@ -30,14 +30,25 @@ class Admission:
     """Places for requests at the workers of one data process."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, numbers: Numbers, *, size: int, timeout: float, patience: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        numbers: Numbers,
+        *,
+        size: int,
+        timeout: float,
+        patience: float,
+        hold: float = 0.0,
     ) -> None:
         self._loop = loop
         self._numbers = numbers
         self._timeout = timeout
+        #: How long requests wait while no worker serves; 0: not at all.
+        self._hold = hold
+        #: When a worker came to serve after a time without any.
+        self._served = 0.0
         self._queue: Queue[Guest] = Queue(size, patience)
         self._running = 0
-        #: None while no worker serves: nobody waits then, everybody is told.
+        #: None while no worker serves: nobody waits then, everybody is told, unless requests are held.
         self._places: int | None = None
         self._ended = 0
         self._rate = 0.0
@@ -49,18 +60,25 @@ class Admission:
         return len(self._queue)
 
     @property
+    def holding(self) -> bool:
+        """Whether requests wait for a worker to come, not for room at one."""
+        return self._places is None and self._hold > 0
+
+    @property
     def running(self) -> int:
         """Requests that have a place."""
         return self._running
 
     def resize(self, places: int) -> None:
         """Set the number of places; 0 when no worker serves."""
+        if places and self._places is None:
+            self._served = self._loop.time()
         self._places = places or None
         self._pump_later()
 
     def enter(self, guest: Guest, key: str, priority: int, tokens: int) -> Waiting[Guest] | None:
         """Let ``guest`` begin at once, or wait, or turn somebody away; return its entry while it waits."""
-        if self._places is None or (self._running < self._places and not self._queue):
+        if self._free and not self._queue:
             self._numbers.observe("twinpool_router_queue_seconds", 0.0)
             self._begin(guest)
             return None
@@ -85,8 +103,16 @@ class Admission:
         """Once a second: turn away who waited too long, and see how many requests end in a second."""
         self._rate += (self._ended - self._rate) / 4
         self._ended = 0
-        for entry in self._queue.expired(self._loop.time() - self._timeout):
-            self._turn_away(entry, "timeout")
+        longest, reason = (self._hold, "unserved") if self.holding else (self._timeout, "timeout")
+        if self._hold and not self.holding and self._loop.time() - self._served < longest:
+            return  # those who were held have a time-out's length to find room
+        for entry in self._queue.expired(self._loop.time() - longest):
+            self._turn_away(entry, reason)
+
+    @property
+    def _free(self) -> bool:
+        """Whether one more may begin; while no worker serves, to be told so."""
+        return not self._hold if self._places is None else self._running < self._places
 
     def _begin(self, guest: Guest) -> None:
         self._running += 1
@@ -100,7 +126,7 @@ class Admission:
 
     def _pump(self) -> None:
         self._scheduled = False
-        while self._places is None or self._running < self._places:
+        while self._free:
             entry = self._queue.pop()
             if entry is None:
                 return
@@ -113,6 +139,9 @@ class Admission:
         if reason == "full":
             message = "More requests wait than the pool's routing.queue.max allows. Try again later."
             refusal = Refusal(429, "queue_full", message, retry_after=seconds)
+        elif reason == "unserved":
+            message = f"No worker came within {self._hold:g} s (the pool's routing.queue.hold). Try again later."
+            refusal = Refusal(503, "no_worker", message, retry_after=seconds)
         else:
             message = f"No worker had room within {self._timeout:g} s (the pool's routing.queue.timeout)."
             refusal = Refusal(504, "queue_timeout", message, retry_after=seconds)

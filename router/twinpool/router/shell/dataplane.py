@@ -45,6 +45,8 @@ class DataProcess:
         numbers = self.pool.numbers
         numbers.values["twinpool_router_clients"] = {(): float(len(self._clients))}
         numbers.values["twinpool_router_requests_waiting"] = {(): float(self.pool.admission.waiting)}
+        held = self.pool.admission.waiting if self.pool.admission.holding else 0
+        numbers.values["twinpool_router_requests_held"] = {(): float(held)}
         suspects = (self.pool.directory.known[endpoint] for endpoint in self.pool.suspects())
         numbers.values["twinpool_router_endpoint_suspect"] = {(e.pod, e.role): 1.0 for e in suspects}
         return channel.Report(

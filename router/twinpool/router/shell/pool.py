@@ -62,6 +62,7 @@ class Pool:
             size=-(-config.queue_max // processes),
             timeout=config.queue_timeout,
             patience=config.queue_timeout if config.ttft is None else config.ttft,
+            hold=config.queue_hold,
         )
         self.draining = False
         #: Connections to close after their next answer.
