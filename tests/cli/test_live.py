@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
+import http.server
 import json
 import shutil
 import subprocess
@@ -282,3 +283,32 @@ def test_a_browser_shows_the_pool(served: Callable[[Still], Server], tmp_path: P
 def test_a_browser_shows_what_is_wrong(served: Callable[[Still], Server], tmp_path: Path) -> None:
     page = browse(served(Still({}, "the API server does not answer")).url, tmp_path, "--dump-dom")
     assert "the API server does not answer" in page
+
+
+def test_a_question_over_a_forwarded_port_has_its_answer_whatever_its_status(
+    kubectl: Callable[[str], Kubectl],
+) -> None:
+    class Echo(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200 if self.path == "/v1" else 503)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        line = f"Forwarding from 127.0.0.1:{server.server_address[1]} -> 8000"
+        with Forwards(kubectl(f'echo "{line}"; exec sleep 60')) as forwards:
+            assert forwards.post("r-0", 8000, "/v1", b"{}", 10.0) == (200, "{}")
+            assert forwards.post("r-0", 8000, "/full", b"why", 10.0) == (503, "why")
+            server.shutdown()
+            server.server_close()
+            thread.join()
+            assert forwards.post("r-0", 8000, "/v1", b"{}", 10.0) is None
+            assert not forwards._open
+    with Forwards(kubectl("exit 1")) as forwards:
+        assert forwards.post("r-0", 8000, "/v1", b"{}", 10.0) is None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
+from twinpool.cli import doctor as commands
 from twinpool.cli.__main__ import main
 from twinpool.cli.checks import CRD
 from twinpool.cli.kubectl import Kubectl, KubectlFailed
@@ -164,8 +165,8 @@ def test_for_programs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str], 
         "ready": "True",
         "why": "",
     }
-    assert main(["doctor", "llama", "-o", output]) == 0
-    assert {item["outcome"] for item in yaml.safe_load(capsys.readouterr().out)} == {"ok"}
+    assert main(["doctor", "llama", "--no-ask", "-o", output]) == 0
+    assert [item["outcome"] for item in yaml.safe_load(capsys.readouterr().out)] == ["ok"] * 10 + ["unknown"]
 
 
 def test_all_pools(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,9 +215,57 @@ def test_doctor_finds_nothing(cluster: FakeCluster, capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("   ")[0].strip() for line in lines[1:]] == [
         *("CRD", "operator", "pool", "secret", "secret", "secret", "conditions"),
-        *("prefill pods", "decode pods", "router pods"),
+        *("prefill pods", "decode pods", "router pods", "a token"),
     ]
-    assert all(" ok " in line for line in lines[1:])
+    assert all(" ok " in line for line in lines[1:-1])
+    assert "unknown   the endpoint asks for HTTPS or an API key" in lines[-1]
+
+
+class Answers:
+    """Forwarded ports without kubectl, behind which somebody gives this answer."""
+
+    came: tuple[int, str] | None = (200, "{}")
+    asked: ClassVar[list[tuple[object, ...]]] = []
+
+    def __init__(self, _: object) -> None:
+        pass
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def post(self, *question: object) -> tuple[int, str] | None:
+        self.asked.append(question)
+        return self.came
+
+
+@pytest.mark.parametrize(
+    ("came", "code", "words"),
+    [
+        ((200, "{}"), 0, "a token ok llama-router-a-0 answered one"),
+        (None, 1, "llama-router-a-0 did not answer in time"),
+        ((503, '{"error":\n "no pair"}'), 1, 'llama-router-a-0 answered 503: {"error": "no pair"}'),
+    ],
+)
+def test_doctor_asks_for_a_token(
+    cluster: FakeCluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    came: tuple[int, str] | None,
+    code: int,
+    words: str,
+) -> None:
+    assert isinstance(cluster.pool, dict)
+    del cluster.pool["spec"]["routing"]
+    monkeypatch.setattr(Answers, "came", came)
+    monkeypatch.setattr(commands, "Forwards", Answers)
+    assert main(["doctor", "llama"]) == code
+    assert words in " ".join(capsys.readouterr().out.split())
+    pod, port, path, body, _ = Answers.asked.pop()
+    assert (pod, port, path) == ("llama-router-a-0", protocol.ROUTER_PORT, "/v1/completions")
+    assert json.loads(str(body, "utf-8"))["max_tokens"] == 1  # type: ignore[arg-type]
 
 
 def old_crd(cluster: FakeCluster) -> None:
@@ -292,7 +341,7 @@ def no_node(cluster: FakeCluster) -> None:
         (unseen, "the operator has not seen its newest spec", "does it serve this namespace?"),
         (no_secret, "the pool names Secret hub, which does not exist", "secret: kubectl create secret generic hub"),
         (refused, "Short: 2 GPUs are short; add a node", "2 GPUs are short"),
-        (no_router, "router pods    failed   there are none", "the conditions above say why"),
+        (no_router, "router pods failed there are none", "the conditions above say why"),
         (crashing, "starting (engine ended with 3: CUDA out of memory)", "kubectl logs llama-decode-a-0"),
         (no_image, "ErrImagePull (manifest unknown)", "check engine.image"),
         (no_node, "no node fits (0/3 nodes are available)", "twinpool explain POOL --placement"),
@@ -304,7 +353,7 @@ def test_doctor_names_each_fault_and_its_fix(
 ) -> None:
     harm(cluster)
     assert main(["doctor", "llama"]) == 1
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert found in out
     assert fix in out
 
@@ -313,7 +362,7 @@ def test_what_may_not_be_read_is_unknown_and_no_fault(cluster: FakeCluster, caps
     cluster.crd, cluster.deployments, cluster.secrets = FORBIDDEN, FORBIDDEN, {"keys": FORBIDDEN}
     assert main(["doctor", "llama", "-o", "json"]) == 0
     unknown = [item["check"] for item in json.loads(capsys.readouterr().out) if item["outcome"] == "unknown"]
-    assert unknown == ["CRD", "operator", "secret"]
+    assert unknown == ["CRD", "operator", "secret", "a token"]
     cluster.pool = FORBIDDEN
     assert main(["doctor", "llama"]) == 0
     assert "pool       unknown" in capsys.readouterr().out

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 Outcome = Literal["ok", "failed", "unknown"]
+#: Characters of an error's body that are shown.
+_MOST_WORDS = 300
 CRD = f"{protocol.PLURAL}.{protocol.GROUP}"
 
 
@@ -44,8 +46,20 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What a router answered to a question for one token: its pod, status (0: none came in time) and body."""
+
+    pod: str
+    status: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was read of the cluster for one pool; ``secrets`` are all that the pool names."""
+    """What was read of the cluster for one pool; ``secrets`` are all that the pool names.
+
+    ``answer`` is what came of asking, or why nobody was asked.
+    """
 
     name: str
     crd: Body | Unread
@@ -53,6 +67,7 @@ class Evidence:
     stored: Body | Unread
     observed: Observed | None
     secrets: Mapping[str, bool | None]
+    answer: Answer | str = "the pool was not asked"
 
 
 def findings(seen: Evidence) -> Iterator[Finding]:
@@ -67,6 +82,7 @@ def findings(seen: Evidence) -> Iterator[Finding]:
     pods = seen.observed.pods
     for role in (*names.roles(seen.observed.pool), names.ROUTER):
         yield _pods(role, [pod for pod in pods if pod.role == role])
+    yield _answer(seen.answer)
 
 
 def _crd(found: Body | Unread) -> Finding:
@@ -162,6 +178,20 @@ def _pods(role: str, pods: Sequence[PodView]) -> Finding:
     words = told or first.scheduler_message or first.message
     detail = f"{len(pods) - len(bad)} of {len(pods)} are ready; {first.name}: {state([first])}"
     return Finding(what, "failed", f"{detail}{f' ({words})' if words else ''}", _pod_fix(first))
+
+
+def _answer(answer: Answer | str) -> Finding:
+    what = "a token"
+    if isinstance(answer, str):
+        return Finding(what, "unknown", answer)
+    if answer.status == 200:
+        return Finding(what, "ok", f"{answer.pod} answered one")
+    if not answer.status:
+        fix = f"twinpool top POOL --once shows where requests wait; kubectl logs {answer.pod}"
+        return Finding(what, "failed", f"{answer.pod} did not answer in time", fix)
+    words = " ".join(answer.text.split())[:_MOST_WORDS]
+    fix = f"the router says why; kubectl logs {answer.pod} says more"
+    return Finding(what, "failed", f"{answer.pod} answered {answer.status}: {words}", fix)
 
 
 def _last_words(container: ContainerView) -> str:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from twinpool.cli.checks import CRD, Evidence, Unread, findings, secret_names
+from twinpool.cli.checks import CRD, Answer, Evidence, Unread, findings, secret_names
+from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl, KubectlFailed
 from twinpool.cli.pools import RESOURCE, observe
 from twinpool.cli.table import Context, Format, Namespace, write_table, write_value
+from twinpool.core import protocol
+from twinpool.operator.logic import names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from twinpool.operator.logic.observed import Observed
+
+#: Seconds that one token may take.
+_PATIENCE = 60.0
 _OPERATOR = "--selector=app.kubernetes.io/name=twinpool-operator"
 
 
@@ -24,13 +32,23 @@ def doctor(
     *,
     namespace: Namespace = "",
     context: Context = "",
+    ask: bool = True,
     output: Format = "text",
 ) -> int:
     """Check everything between the CRD and the engines of a pool, and say for each fault what to do.
 
     What you may not read is `unknown`. Exit code 1: at least one check failed.
+
+    Parameters
+    ----------
+    ask
+        Ask a router for one token, through `kubectl port-forward`.
     """
-    found = list(findings(evidence(Kubectl(namespace, context), pool)))
+    kubectl = Kubectl(namespace, context)
+    seen = evidence(kubectl, pool)
+    if ask and seen.observed is not None:
+        seen = replace(seen, answer=answer(kubectl, seen.observed))
+    found = list(findings(seen))
     if output == "text":
         write_table(("CHECK", "RESULT", "WHAT WAS FOUND"), [(item.check, item.outcome, item.detail) for item in found])
         for item in found:
@@ -57,6 +75,20 @@ def evidence(kubectl: Kubectl, name: str) -> Evidence:
         return Evidence(name, crd, operators, stored, None, {})
     secrets = {secret: _exists(kubectl, secret) for secret in secret_names(stored)}
     return Evidence(name, crd, operators, stored, observe(kubectl, name)[0], secrets)
+
+
+def answer(kubectl: Kubectl, observed: Observed) -> Answer | str:
+    """Return what a ready router answers to a question for one token, or why none was asked."""
+    spec = observed.pool.spec
+    routers = [pod.name for pod in observed.pods if pod.role == names.ROUTER and pod.ready]
+    if not routers:
+        return "no router is ready"
+    if spec.routing.tls is not None or spec.routing.auth is not None:
+        return "the endpoint asks for HTTPS or an API key: ask it yourself"
+    body = json.dumps({"model": spec.model.name, "prompt": "The capital of France is", "max_tokens": 1}).encode()
+    with Forwards(kubectl) as forwards:
+        came = forwards.post(routers[0], protocol.ROUTER_PORT, "/v1/completions", body, _PATIENCE)
+    return Answer(routers[0], *(came or (0, "")))
 
 
 def _get(kubectl: Kubectl, *arguments: str) -> dict[str, Any] | Unread:

@@ -6,6 +6,7 @@ The API server's pod proxy would be less work, but it refuses pods at loopback a
 from __future__ import annotations
 
 import re
+import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Self
 
@@ -53,6 +54,23 @@ class Forwards:
             self._close((pod, port))
             return None
         return content.decode(errors="replace")
+
+    def post(self, pod: str, port: int, path: str, body: bytes, timeout: float) -> tuple[int, str] | None:
+        """Send JSON to a pod and return status and answer, or None when none came within ``timeout`` seconds."""
+        here = self._port(pod, port)
+        if here is None:
+            return None
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{here}{path}", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - always http, see above
+                return answer.status, answer.read(MAX_PAGE).decode(errors="replace")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read(MAX_PAGE).decode(errors="replace")
+        except OSError:
+            self._close((pod, port))
+            return None
 
     def keep(self, pods: set[str]) -> None:
         """End the connections to all other pods."""
