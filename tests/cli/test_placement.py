@@ -182,8 +182,6 @@ def test_a_group_that_waits_is_explained(monkeypatch: pytest.MonkeyPatch, capsys
     running(monkeypatch, {"decode": ["n2", "n3"]})
     assert main(["explain", "llama", "--placement"]) == 0
     assert "not on nodes yet" in capsys.readouterr().out
-    assert main(["explain", "llama", "--no-placement"]) == 1
-    assert "give --placement" in capsys.readouterr().err
 
 
 def test_a_plan_for_a_cluster_keeps_what_runs(

@@ -20,9 +20,10 @@ from rich.console import Console
 
 from twinpool.cli.crd import check_fresh, crd_yaml
 from twinpool.cli.doctor import doctor
+from twinpool.cli.explain import explain
 from twinpool.cli.live.command import live
 from twinpool.cli.metrics import metrics
-from twinpool.cli.placement import explain, plan
+from twinpool.cli.placement import plan
 from twinpool.cli.rollout import app as rollout
 from twinpool.cli.status import status
 from twinpool.cli.top import top

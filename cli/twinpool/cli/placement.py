@@ -131,22 +131,11 @@ def plan(
     return 1 if layout.short or (sized and not sized.fits) else 0
 
 
-def explain(
-    pool: Annotated[str, Parameter(help="Name of the pool.")],
-    *,
-    placement: Annotated[bool, Parameter(help="Say where its groups are and why.")],
-    namespace: Namespace = "",
-    kube_context: KubeContext = "",
-    topology: TopologyName = AUTO,
-    output: Output = "text",
-) -> int:
+def explain_placement(kubectl: Kubectl, pool: str, topology: str, output: str) -> int:
     """Tell where the groups of a running pool are, why pending ones wait, and how good that is beside the best layout.
 
     The best layout is what would be chosen if the pool were placed anew among all others; nothing is moved.
     """
-    if not placement:
-        raise TwinpoolError("nothing was asked for", "give --placement")
-    kubectl = Kubectl(namespace, kube_context)
     observed = observe(kubectl, pool)[0]
     seen = _from_cluster(kubectl)
     now, best = compared(observed, seen, parse_topology(topology))

@@ -36,8 +36,8 @@ class Snapshot:
 def frame(before: Snapshot, now: Snapshot) -> dict[str, Any]:
     """Return what the page shows of ``now``, with rates since ``before``."""
     pool, seconds = now.observed.pool, now.at - before.at
-    counted = _between(before.routers, now.routers)
-    moved = _between(before.engines, now.engines)
+    counted = between(before.routers, now.routers)
+    moved = between(before.engines, now.engines)
     gauges = added(list(now.routers.values()))
     pods = now.observed.pods
     conditions = [item for item in pool.status.conditions if item.type == "Ready"]
@@ -50,14 +50,14 @@ def frame(before: Snapshot, now: Snapshot) -> dict[str, Any]:
         "message": conditions[0].message if conditions else "the operator has not looked at the pool yet",
         "ratio": pool.status.ratio,
         "window": round(seconds, 1),
-        "objectives": {key: _seconds(getattr(pool.spec.objectives, key)) for key in ("ttft", "itl")},
+        "objectives": {key: duration(getattr(pool.spec.objectives, key)) for key in ("ttft", "itl")},
         "numbers": _numbers(counted, moved, gauges, seconds),
         "routers": [
             {"name": pod.name, "ready": pod.ready, "answers": pod.name in now.routers}
             for pod in _sorted(pods)
             if pod.role == names.ROUTER
         ],
-        "groups": [_group(pod, pods, gauges, now.engines.get(pod.name)) for pod in _sorted(pods) if _leads(pod)],
+        "groups": [_group(pod, pods, gauges, now.engines.get(pod.name)) for pod in _sorted(pods) if leads(pod)],
         "silent": sorted(pod.name for pod in pods if _silent(pod, now)),
     }
 
@@ -107,7 +107,7 @@ def _state(ranks: list[PodView]) -> str:
     return "serving" if all(pod.ready for pod in ranks) else "starting"
 
 
-def _between(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Scrape:
+def between(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Scrape:
     """Return what all processes counted; one that was not there before has counted all since."""
     return added([since(before.get(name, Scrape()), scrape) for name, scrape in after.items() if name in before])
 
@@ -116,16 +116,18 @@ def _sorted(pods: Iterable[PodView]) -> list[PodView]:
     return sorted(pods, key=lambda pod: pod.name)
 
 
-def _leads(pod: PodView) -> bool:
+def leads(pod: PodView) -> bool:
+    """Return whether it is the pod of a group that answers."""
     return pod.role in _STAGES and pod.rank == 0
 
 
 def _silent(pod: PodView, now: Snapshot) -> bool:
     answers = now.routers if pod.role == names.ROUTER else now.engines
-    return pod.ready and (pod.role == names.ROUTER or _leads(pod)) and pod.name not in answers
+    return pod.ready and (pod.role == names.ROUTER or leads(pod)) and pod.name not in answers
 
 
-def _seconds(text: str | None) -> float | None:
+def duration(text: str | None) -> float | None:
+    """Return a time of the spec in seconds, None for one that is not set or cannot be read."""
     try:
         return parse_duration(text) if text else None
     except InvalidValue:

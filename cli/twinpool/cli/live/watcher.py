@@ -61,6 +61,19 @@ class Watcher:
         TwinpoolError
             When the cluster cannot be asked, or has no such pool.
         """
+        self._snapshots.append(self.snapshot(now))
+        while len(self._snapshots) > 2 and self._snapshots[1].at <= now - WINDOW:
+            self._snapshots.popleft()
+        self.frame = frame(self._snapshots[0], self._snapshots[-1])
+
+    def snapshot(self, now: float) -> Snapshot:
+        """Return the moment ``now`` (seconds).
+
+        Raises
+        ------
+        TwinpoolError
+            When the cluster cannot be asked, or has no such pool.
+        """
         if self._observed is None or now - self._observed_at >= OBJECTS_EVERY:
             self._observed, _ = observe(self._kubectl, self._pool)
             self._observed_at = now
@@ -68,10 +81,7 @@ class Watcher:
         pods = [pod for pod in self._observed.pods if pod.phase == "Running" and pod.rank == 0]
         routers = {pod.name: self._scrape(pod.name, protocol.ROUTER_ADMIN_PORT) for pod in pods if _routes(pod.role)}
         engines = {pod.name: self._scrape(pod.name, protocol.ENGINE_PORT) for pod in pods if not _routes(pod.role)}
-        self._snapshots.append(Snapshot(now, self._observed, _answers(routers), _answers(engines)))
-        while len(self._snapshots) > 2 and self._snapshots[1].at <= now - WINDOW:
-            self._snapshots.popleft()
-        self.frame = frame(self._snapshots[0], self._snapshots[-1])
+        return Snapshot(now, self._observed, _answers(routers), _answers(engines))
 
     def _scrape(self, pod: str, port: int) -> Scrape | None:
         text = self._forwards.page(pod, port, "/metrics")

@@ -1,0 +1,90 @@
+"""``twinpool explain``: why a pool is slow, from its own figures; or where its groups are and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from twinpool.cli.forward import Forwards
+from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.live.watcher import Watcher
+from twinpool.cli.placement import KubeContext, Namespace, Output, TopologyName, explain_placement
+from twinpool.cli.slowness import observation
+from twinpool.core.bottleneck import MIN_SECONDS, find
+from twinpool.core.errors import InvalidValue
+from twinpool.core.topology import AUTO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from twinpool.core.bottleneck import Finding, Observation
+
+
+def explain(
+    pool: Annotated[str, Parameter(help="Name of the pool.")],
+    *,
+    placement: Annotated[bool, Parameter(help="Say where its groups are and why, instead.", negative="")] = False,
+    seconds: Annotated[float, Parameter(help="How long to watch the pool.")] = 30.0,
+    namespace: Namespace = "",
+    kube_context: KubeContext = "",
+    topology: TopologyName = AUTO,
+    output: Output = "text",
+) -> int:
+    """Watch a pool for a while and say what makes it slow: the stage, what it waits for, what helps and what it costs.
+
+    The figures are those of its routers and engines, by `kubectl port-forward`. Ends with 1 when too little was asked
+    of the pool meanwhile. With --placement: where the groups are, why pending ones wait, and how good that is beside
+    the best layout.
+
+    Raises
+    ------
+    InvalidValue
+        When the time is too short to say anything.
+    """
+    kubectl = Kubectl(namespace, kube_context)
+    if placement:
+        return explain_placement(kubectl, pool, topology, output)
+    if seconds < MIN_SECONDS:
+        raise InvalidValue(f"--seconds {seconds:g} is too short", f"watch for at least {MIN_SECONDS:g} seconds")
+    seen = watch(kubectl, pool, seconds)
+    found = find(seen)
+    if output == "json":
+        sys.stdout.write(json.dumps({"observation": asdict(seen), "finding": asdict(found)}) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in lines(pool, seen, found))
+    return 1 if found.cause == "not enough data" else 0
+
+
+def watch(kubectl: Kubectl, pool: str, length: float) -> Observation:
+    """Return what a pool did within so many seconds."""
+    with Forwards(kubectl) as forwards:
+        watcher = Watcher(kubectl, forwards, pool)
+        before = watcher.snapshot(time.monotonic())
+        with Console(stderr=True).status(f"watching {pool} for {length:g} s"):
+            time.sleep(max(before.at + length - time.monotonic(), 0.0))
+        return observation(before, watcher.snapshot(time.monotonic()))
+
+
+def lines(pool: str, seen: Observation, found: Finding) -> Iterator[str]:
+    """Yield the finding in words."""
+    yield f"{pool}: {seen.requests:.0f} requests in {seen.window:.0f} s"
+    if found.cause == "not enough data":
+        yield f"not enough data: {found.technique}"
+    else:
+        part = f", {found.share:.0%} of the time to the first token" if found.share is not None else ""
+        yield f"slowest:       {found.stage}{part} ({found.cause})"
+        verdict = {True: "the pool keeps its objectives", False: "the pool misses its objectives", None: "none are set"}
+        yield f"objectives:    {verdict[found.within_objectives]}"
+        yield f"waits for:     {found.resource}"
+        yield f"what helps:    {found.technique}"
+        yield f"what it costs: {found.cost}"
+    yield "evidence:"
+    yield from (f"  {item}" for item in found.evidence)
+    yield "do not conclude:"
+    yield from (f"  {item}" for item in found.caution)
