@@ -82,6 +82,10 @@ placement-clusters: setup ## random clusters on a local control plane: is applie
 placement-growth: setup ## draw how placement's time grows with the cluster (docs/placement-growth.svg)
 	@$(RUN) -m bench.placement.growth
 
+pictures: setup ## draw the dashboards of a local pool under load, light and dark, as SVG [OUT=pictures]
+	@TWINPOOL_PICTURES=$(abspath $(or $(OUT),pictures)) $(RUN) -m pytest e2e/test_observability.py -q -k pictures
+	@echo "pictures are in $(or $(OUT),pictures)"
+
 soak: setup ## churn against one router for half an hour: is its memory flat? [SECONDS=1800]
 	@$(RUN) -m bench.router.soak --seconds $(or $(SECONDS),1800)
 

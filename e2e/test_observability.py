@@ -9,7 +9,10 @@ import contextlib
 import http.client
 import json
 import math
+import os
 import subprocess
+import threading
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +25,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.boards import DASHBOARDS
+from monitoring.picture import DARK, LIGHT, Line, draw, named
 from monitoring.rules import ALERTS, unit_tests
+from twinpool.cli.__main__ import main
 from twinpool.core import protocol
 from twinpool.core.metrics.page import DECLARED
 from twinpool.demo.client import get, post, stream
@@ -155,6 +160,39 @@ def test_every_series_is_declared_and_every_declared_one_is_seen(served: Served)
     assert set(DECLARED) - seen == set(UNSEEN), "a declared metric was not seen, or an excused one was"
 
 
+def test_explain_says_what_takes_the_time_and_nothing_while_nobody_asks(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(served.cluster.kubeconfig))
+    monkeypatch.setenv("PATH", f"{Path(served.cluster.kubectl_path).parent}:{os.environ['PATH']}")
+    ask = ["explain", NAME, "-n", served.namespace, "-o", "json", "--seconds"]
+    assert main([*ask, "5"]) == 1
+    assert json.loads(capsys.readouterr().out)["finding"]["cause"] == "not enough data"
+
+    stop, base = threading.Event(), router_url(served.cluster, served.namespace, NAME)
+
+    def load() -> None:
+        while not stop.is_set():
+            traffic(base)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        assert main([*ask, "12"]) == 0
+    finally:
+        stop.set()
+        loading.join(120)
+    said = json.loads(capsys.readouterr().out)
+    seen, found = said["observation"], said["finding"]
+    assert found["cause"] != "not enough data"
+    assert all(found[key] for key in ("stage", "resource", "technique", "cost", "evidence", "caution"))
+    assert seen["simulated"]
+    assert all(seen["stages"][stage] > 0 for stage in ("prefill", "pull", "decode start"))
+    assert seen["pulled_bytes"] > 0
+    assert len(seen["workers"]) == 3
+    assert all(worker["seconds_per_token"] for worker in seen["workers"] if worker["role"] == "decode")
+
+
 # What Prometheus makes of it.
 
 
@@ -206,6 +244,30 @@ def test_every_panel_has_data(served: Served, prometheus: Prometheus) -> None:
     missing = [name for name, excuse in silent if not excuse]
     assert not missing, "no data in:\n" + "\n".join(missing)
     assert not [name for name, excuse in talking if excuse], "excused for having no data, and has some"
+
+
+@pytest.mark.skipif("TWINPOOL_PICTURES" not in os.environ, reason="make pictures draws them")
+def test_pictures(served: Served, prometheus: Prometheus) -> None:
+    """Draw every dashboard, light and dark, from what Prometheus has seen of the pool under load."""
+    folder = Path(os.environ["TWINPOOL_PICTURES"])
+    folder.mkdir(parents=True, exist_ok=True)
+    begin = time.time()
+    while time.time() < begin + 60:
+        traffic(router_url(served.cluster, served.namespace, NAME))
+    end = time.time()
+    for board in DASHBOARDS:
+        lines = {
+            panel.title: [
+                Line(named(query.legend, series.labels), series.points, query.wish)
+                for query in panel.queries
+                for series in prometheus.query_range(filled(query.expr, served.namespace), end - 60, end, 1)
+            ]
+            for panel in board.panels
+        }
+        assert any(lines.values())
+        for theme, name in ((LIGHT, "light"), (DARK, "dark")):
+            picture = draw(board, lines, theme, "simulated engines: times and bytes are invented")
+            (folder / f"{board.uid}-{name}.svg").write_text(picture)
 
 
 def test_every_alert_can_be_judged(prometheus: Prometheus) -> None:

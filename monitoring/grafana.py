@@ -92,6 +92,9 @@ def _timeseries(panel: Panel) -> timeseries.Panel:
         made.with_target(
             prometheus.Dataquery().ref_id(chr(65 + number)).expr(query.expr).legend_format(query.legend).range()
         )
+        if query.wish:
+            dashed = models.DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 6]})
+            made.override_by_query(chr(65 + number), [dashed])
     return made
 
 

@@ -11,6 +11,7 @@ def _objective(kind: str) -> Query:
     )
 
 
+_COMPUTED = POOL + ',source="local_compute"'
 _SERVER_ERRORS = POOL + ',code=~"5.."'
 _GROUPS = f"twinpool_operator_pool_groups{{{OPERATOR_POOL}"
 
@@ -25,7 +26,7 @@ OVERVIEW = Dashboard(
                 Panel(
                     "Time to first token",
                     "From a complete request to the first byte of its answer, at the routers. Read p99 against the "
-                    "objective's line. Above it: open Prefill and decode, which says in which stage requests wait.",
+                    "objective's line. Above it: open Prefill and decode, or ask `twinpool explain POOL`.",
                     "s",
                     (*percentiles("twinpool_router_time_to_first_token_seconds"), _objective("ttft")),
                 ),
@@ -68,11 +69,15 @@ OVERVIEW = Dashboard(
                 ),
                 Panel(
                     "Tokens",
-                    "Tokens that engines read and wrote per second. Written tokens flat while requests queue: decode "
-                    "is at its limit; read tokens flat: prefill is. With simulated engines the numbers are invented.",
+                    "Prompt tokens that engines computed and tokens that they wrote, per second. Written ones flat "
+                    "while requests queue: decode is at its limit; computed ones flat: prefill is. With simulated "
+                    "engines the numbers are invented.",
                     "ops",
                     (
-                        Query(total("vllm:prompt_tokens_total", "component"), "read by {{component}}"),
+                        Query(
+                            total("vllm:prompt_tokens_by_source_total", "component", _COMPUTED),
+                            "computed by {{component}}",
+                        ),
                         Query(total("vllm:generation_tokens_total", "component"), "written by {{component}}"),
                     ),
                 ),

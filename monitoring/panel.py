@@ -20,10 +20,14 @@ Unit = Literal["s", "short", "reqps", "Bps", "bytes", "percentunit", "ops"]
 
 @dataclass(frozen=True)
 class Query:
-    """An expression of PromQL and the name of its series; ``{{label}}`` stands for a label's value."""
+    """An expression of PromQL and the name of its series; ``{{label}}`` stands for a label's value.
+
+    ``wish`` marks what should be, which is drawn dashed beside what is.
+    """
 
     expr: str
     legend: str
+    wish: bool = False
 
 
 @dataclass(frozen=True)

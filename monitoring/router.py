@@ -39,8 +39,9 @@ ROUTER = Dashboard(
             (
                 Panel(
                     "Time in the queue",
-                    "How long requests waited for a place at the workers. A p99 of seconds with a median of zero: "
-                    "bursts. A median above zero: more groups, or a larger `routing.queue` only hides it.",
+                    "How long requests waited for a place at the workers; up to 1 ms means not at all. A p99 of "
+                    "seconds with a median of none: bursts. A median of more: add groups, a larger `routing.queue` "
+                    "only hides it.",
                     "s",
                     percentiles("twinpool_router_queue_seconds"),
                 ),
