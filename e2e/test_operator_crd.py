@@ -230,6 +230,12 @@ CASES: list[Case] = [
         "decode", {"maxSurge": 0, "decode": {"maxSurge": 1}, "prefill": {"maxSurge": 1}}, {"decode": {"maxSurge": 0}}
     ),
     stuck_case("prefill", {"prefill": {"maxSurge": 0, "maxUnavailable": "1%"}}, {"prefill": {"maxSurge": 0}}),
+    Case(
+        ".spec.tracing.endpoint",
+        {"tracing": {"endpoint": "http://collector.monitoring.svc:4318", "sampling": 0.5}},
+        {"tracing": {"endpoint": "collector:4317"}},
+        ("spec.tracing.endpoint", "address of a collector"),
+    ),
 ]
 
 

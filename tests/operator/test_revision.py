@@ -54,6 +54,16 @@ def restarted(pool: InferencePool, annotations: dict[str, str]) -> InferencePool
     return pool.model_copy(update={"metadata": pool.metadata.model_copy(update={"annotations": annotations})})
 
 
+def test_where_spans_go_is_a_new_revision_and_how_many_is_not(make_pool: Make) -> None:
+    plain, traced = (make_pool(spec) for spec in ({}, {"tracing": {"endpoint": "http://c:4318"}}))
+    assert inputs(plain) == inputs(make_pool({"tracing": None}))
+    known = first(traced)
+    assert known.name != first(plain).name
+    more = make_pool({"tracing": {"endpoint": "http://c:4318", "sampling": 0.5}})
+    assert then(more, known).name == known.name
+    assert then(plain, known).name != known.name
+
+
 @given(prefill=st.integers(0, 9), decode=st.integers(0, 9), routers=st.integers(0, 9))
 def test_scaling_and_routing_start_no_rollout(make_pool: Make, prefill: int, decode: int, routers: int) -> None:
     changed = {

@@ -258,6 +258,10 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     sized = make_pool({"routing": {"resources": {"cpu": "3500m"}, "accessLog": {"percent": 5}}})
     assert (router_config(sized).processes, router_config(sized).access_log) == (3, 0.05)
     assert router_config(make_pool({"routing": {"resources": {"cpu": "500m"}}})).processes == 1
+    traced = router_config(make_pool({"tracing": {"endpoint": "http://c:4318/", "sampling": 0.2}}))
+    assert (traced.tracing_url, traced.tracing_sampling) == ("http://c:4318/v1/traces", 0.2)
+    assert router_config(make_pool({"tracing": {"endpoint": "http://c/v1/traces"}})).tracing_url == "http://c/v1/traces"
+    assert router_config(make_pool()).tracing_url == ""
     aliased = make_pool({"model": {"name": "acme/model", "aliases": ["small", "gpt-4o"]}})
     assert router_config(aliased).models == ("acme/model", "small", "gpt-4o")
     assert (told.policy, told.drain_timeout) == ("random", 615.0)

@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from twinpool.core.errors import InvalidValue
 from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
@@ -39,11 +42,11 @@ class Program:
         self.process = None
         self.clients = []
 
-    async def start(self, *flags):
+    async def start(self, *flags, config=CONFIG):
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "twinpool.router", "--port", str(self.port), "--admin-port", str(self.admin_port),
             "--endpoints", str(self.endpoints), "--lame-duck", "0.3", *flags,
-            env={**os.environ, ROUTER_CONFIG_ENV: CONFIG.to_json(), "POD_IP": "127.0.0.1"},
+            env={**os.environ, ROUTER_CONFIG_ENV: config.to_json(), "POD_IP": "127.0.0.1"},
         )  # fmt: skip
 
     async def page(self, path, method="GET"):
@@ -298,3 +301,29 @@ def test_a_taken_port_is_said_in_one_line(capsys, tmp_path):
         assert "change --host or --port" in capsys.readouterr().err
         assert main([*base, "--port", other, "--admin-port", taken]) == 2
         assert "give another --admin-port" in capsys.readouterr().err
+
+
+async def test_a_collector_receives_the_spans_of_a_router_that_ends(program, kit):
+    received = []
+
+    async def take(request):
+        received.append(ExportTraceServiceRequest.FromString(await request.read()))
+        return web.Response(body=b"", content_type="application/x-protobuf")
+
+    application = web.Application()
+    application.router.add_post("/v1/traces", take)
+    async with TestServer(application) as collector:
+        url = str(collector.make_url("/v1/traces"))
+        await program.start(config=dataclasses.replace(CONFIG, tracing_url=url, tracing_sampling=1.0))
+        await ready(program)
+        client = await program.connect()
+        client.send(kit.post(kit.STREAM))
+        await client.answer()
+        client.close()
+        program.process.terminate()
+        await asyncio.wait_for(program.process.wait(), 30)
+    (found,) = (found for batch in received for found in batch.resource_spans)
+    labels = {entry.key: entry.value.string_value for entry in found.resource.attributes}
+    assert (labels["service.name"], labels["twinpool.pool"]) == ("twinpool-router", "p")
+    names = {span.name for scope in found.scope_spans for span in scope.spans}
+    assert names == {"POST /v1/completions", "queue", "prefill", "decode"}

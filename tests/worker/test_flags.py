@@ -203,6 +203,15 @@ def test_what_would_change_the_names_of_blocks_is_refused(environment, args, wor
     command(environment, args=args)
 
 
+def test_spans_go_where_the_pool_says_and_only_of_requests_that_are_traced():
+    got = command({"OTEL_SERVICE_NAME": "ours"}, tracing_url="http://c:4318/v1/traces", role="prefill")
+    assert value_of(got.argv, "--otlp-traces-endpoint") == "http://c:4318/v1/traces"
+    assert got.environment["OTEL_TRACES_SAMPLER"] == "parentbased_always_off"
+    assert got.environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == "http/protobuf"
+    assert got.environment["OTEL_SERVICE_NAME"] == "ours", "what the user sets stays"
+    assert not [name for name in command().environment if name.startswith("OTEL_")]
+
+
 def test_pod_identity_comes_from_the_environment():
     environment = {"POD_IP": "10.0.0.7", "POD_NAME": "p-0", "POD_UID": "uid", "POD_NAMESPACE": "default"}
     assert Pod.from_environment(environment) == POD

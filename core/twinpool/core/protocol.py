@@ -131,6 +131,7 @@ MANAGED_FLAGS: tuple[str, ...] = (
     "--enable-expert-parallel",
     "--kv-transfer-config",
     "--kv-events-config",
+    "--otlp-traces-endpoint",
     "--shutdown-timeout",
     "-tp",
     "-pp",
@@ -203,6 +204,8 @@ class WorkerConfig:
     preflight: bool = True
     #: Publish what the engine caches, at :data:`KV_EVENTS_PORT`.
     kv_events: bool = False
+    #: Where the engine posts its spans (OTLP over HTTP); empty: nowhere.
+    tracing_url: str = ""
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""
@@ -254,6 +257,9 @@ class RouterConfig:
     auth: bool = False
     #: HTTPS with the certificate in :data:`ROUTER_TLS_DIRECTORY`.
     tls: bool = False
+    #: Where spans are posted (OTLP over HTTP), empty: nowhere; and the share of requests that have some.
+    tracing_url: str = ""
+    tracing_sampling: float = 0.0
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

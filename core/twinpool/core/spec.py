@@ -24,6 +24,7 @@ from twinpool.core.routing import Routing as Routing
 from twinpool.core.status import Condition as Condition
 from twinpool.core.status import InferencePoolStatus as InferencePoolStatus
 from twinpool.core.status import RoleStatus as RoleStatus
+from twinpool.core.tracing import Tracing as Tracing
 
 #: Longest list of engine arguments or environment variables, and longest entry: they bound the cost of CEL rules.
 MAX_LIST = 64
@@ -355,6 +356,9 @@ class InferencePoolSpec(Part):
     routing: Routing = Field(default_factory=Routing, description="The HTTP endpoint.")
     placement: Placement | None = Field(
         None, description="Who chooses the nodes of new groups, and by what; without it kube-scheduler alone does."
+    )
+    tracing: Tracing | None = Field(
+        None, description="Spans of requests over both hops and into the engines; a change restarts the workers."
     )
     rollout: Rollout = Field(default_factory=Rollout, description="How a new revision replaces the old one.")
 

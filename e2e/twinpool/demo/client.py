@@ -33,15 +33,15 @@ class Reply:
         return json.loads(self.body)
 
 
-def post(url: str, body: Mapping[str, Any], timeout: float = 120.0) -> Reply:
+def post(url: str, body: Mapping[str, Any], timeout: float = 120.0, **headers: str) -> Reply:
     """Send ``body`` as JSON and return the whole answer, whatever its status (``timeout`` in seconds)."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=timeout)
     try:
-        connection.request("POST", parts.path, json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", parts.path, json.dumps(body), {"content-type": "application/json", **headers})
         response = connection.getresponse()
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, headers, response.read())
+        received = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, received, response.read())
     finally:
         connection.close()
 

@@ -86,6 +86,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         python=engine.python,
         preflight=engine.preflight,
         kv_events=engine.kv_events,
+        tracing_url=pool.spec.tracing.url if pool.spec.tracing else "",
         model_revision=model.revision,
         max_model_len=model.max_model_len,
         tensor=role.parallelism.tensor,

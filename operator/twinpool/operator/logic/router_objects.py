@@ -58,6 +58,8 @@ def router_config(pool: InferencePool) -> RouterConfig:
         access_log=pool.spec.routing.access_log.percent / 100,
         auth=pool.spec.routing.auth is not None,
         tls=pool.spec.routing.tls is not None,
+        tracing_url=pool.spec.tracing.url if pool.spec.tracing else "",
+        tracing_sampling=pool.spec.tracing.sampling if pool.spec.tracing else 0.0,
     )
 
 

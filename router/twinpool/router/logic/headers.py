@@ -22,6 +22,7 @@ _GUARDED_PREFIXES: Final = (b"x-data-parallel-", b"x-prefiller-", b"x-kv-")
 #: The prefill leg's answer is read here, not by the client.
 _NOT_FOR_PREFILL: Final = frozenset({b"accept-encoding"})
 #: What lets a client in here is no engine's business.
+_TRACEPARENT: Final = b"traceparent"
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 
 
@@ -31,12 +32,15 @@ class Forwarded(NamedTuple):
     request_id: bytes
     prefill: bytes
     decode: bytes
+    #: The client's ``traceparent``, which the legs have not among their lines where this router traces.
+    traceparent: bytes = b""
 
 
-def forward(headers: Sequence[Header], new_id: bytes, *, hide_keys: bool = False) -> Forwarded:
+def forward(headers: Sequence[Header], new_id: bytes, *, hide_keys: bool = False, traces: bool = False) -> Forwarded:
     """Return what to send on of ``headers`` (names in lower case); ``new_id`` stands in for an id that is not sane.
 
-    ``hide_keys`` says that the client's API key was for this router.
+    ``hide_keys`` says that the client's API key was for this router, ``traces`` that it says itself whose child an
+    engine's span is.
     """
     request_id, hop_names = new_id, _OURS | _KEYS if hide_keys else _OURS
     for name, value in headers:
@@ -47,12 +51,16 @@ def forward(headers: Sequence[Header], new_id: bytes, *, hide_keys: bool = False
             # Content-Type could be named too, which would change what the engine understands.
             hop_names = hop_names | (named - {b"content-type", b"authorization"})
     line = b"X-Request-Id: " + request_id + b"\r\n"
-    prefill, decode = [line], [line]
+    prefill, decode, traceparent = [line], [line], b""
     for name, value in headers:
         if name in hop_names or name.startswith(_GUARDED_PREFIXES):
+            continue
+        if traces and name == _TRACEPARENT:
+            # Two of them say nothing (W3C Trace Context, 3.2.1).
+            traceparent = b"" if traceparent else value
             continue
         line = name + b": " + value + b"\r\n"
         decode.append(line)
         if name not in _NOT_FOR_PREFILL:
             prefill.append(line)
-    return Forwarded(request_id, b"".join(prefill), b"".join(decode))
+    return Forwarded(request_id, b"".join(prefill), b"".join(decode), traceparent)

@@ -22,6 +22,7 @@ from twinpool.router.shell import channel, routes
 from twinpool.router.shell.client import ClientConnection
 from twinpool.router.shell.pool import Pool
 from twinpool.router.shell.secrets import Certificate
+from twinpool.router.shell.tracing import Tracing
 
 _REPORT_SECONDS = 1.0
 _BACKLOG = 1024
@@ -137,6 +138,8 @@ async def serve(listener: socket.socket, control: socket.socket) -> None:
     pool = Pool(loop, settings.config, settings.limits, rng, settings.workers)
     if hello.keys is not None:
         pool.keyring = Keyring(hello.keys, os.urandom(16))
+    if settings.config.tracing_url:
+        pool.tracing = Tracing(settings.config, rng)
     certificate = Certificate(settings.tls) if settings.tls is not None else None
     models = routes.models_answer(settings.config, int(time.time()))
     clients: set[ClientConnection] = set()
@@ -160,6 +163,8 @@ async def serve(listener: socket.socket, control: socket.socket) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     pool.connections.close()
+    if pool.tracing is not None:
+        await asyncio.to_thread(pool.tracing.close)
     writer.close()
 
 

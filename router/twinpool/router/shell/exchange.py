@@ -163,11 +163,13 @@ class Exchange:
     def prefill_failed(self, reason: str) -> None:
         """The prefill leg is closed and brought nothing."""
         self._prefill = None
+        self._end_leg(reason)
         self._apply(handoff.prefill_failed(self._state, reason))
 
     def prefill_ended(self, leg: PrefillLeg, status: int, body: bytes) -> None:
         """The prefill leg's answer is complete."""
         self._prefill = None
+        self._end_leg("" if status == 200 else str(status))
         if status == 200:
             params = params_of(body)
             if params is None:
@@ -221,12 +223,14 @@ class Exchange:
     def decode_ended(self) -> None:
         """The answer was passed on to its end."""
         self._decode = None
+        self._end_leg("" if self._record.status < 400 else str(self._record.status))
         self._record.complete()
         self._apply(handoff.decode_ended(self._state))
 
     def decode_lost(self, fill: bytes | None) -> None:
         """The decode leg is gone."""
         self._decode = None
+        self._end_leg("lost")
         if self._state.phase is Phase.RELAY:
             self._fill = fill
             self._apply(handoff.decode_died(self._state))
@@ -255,6 +259,7 @@ class Exchange:
             self.pool.numbers.add("twinpool_router_retries_total", ("prefill",))
         self._tried_prefill.add(endpoint.id)
         self._record.prefill = endpoint.pod
+        self._begin_leg("prefill", endpoint)
         work = pool.sent(self._asked, endpoint)
         leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens, work)
 
@@ -274,6 +279,7 @@ class Exchange:
             self.pool.numbers.add("twinpool_router_retries_total", ("decode",))
         self._tried_decode.add(endpoint.id)
         self._record.decode = endpoint.pod
+        self._begin_leg("decode", endpoint)
         request = self._call.request
         work = None
         if self._state.holding:
@@ -302,9 +308,24 @@ class Exchange:
         leg.send(self._head(leg.endpoint, self._call.forwarded.decode, body), body, handed_off=params is not None)
 
     def _head(self, endpoint: Endpoint, forwarded: bytes, body: bytes) -> bytes:
-        return b"POST %b HTTP/1.1\r\nHost: %b:%d\r\nContent-Length: %d\r\n%b\r\n" % (
-            self._call.target, endpoint.host.encode(), endpoint.port, len(body), forwarded,
+        return b"POST %b HTTP/1.1\r\nHost: %b:%d\r\nContent-Length: %d\r\n%b%b\r\n" % (
+            self._call.target, endpoint.host.encode(), endpoint.port, len(body), forwarded, self._trace_line(),
         )  # fmt: skip
+
+    def _trace_line(self) -> bytes:
+        """Return the header line that says whose child an engine's span is, if this router says it."""
+        if self._record.trace is not None:
+            return self._record.trace.header()
+        client = self._call.forwarded.traceparent
+        return b"traceparent: %b\r\n" % client if client else b""
+
+    def _begin_leg(self, role: str, endpoint: Endpoint) -> None:
+        if self._record.trace is not None:
+            self._record.trace.begin_leg(role, endpoint)
+
+    def _end_leg(self, error: str) -> None:
+        if self._record.trace is not None:
+            self._record.trace.end_leg(error)
 
     def _relay(self) -> None:
         if self._state.split:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from twinpool.router.logic.keys import Keyring
     from twinpool.router.logic.request import Request
     from twinpool.router.settings import Limits
+    from twinpool.router.shell.tracing import Tracing
 
 
 class Pool:
@@ -53,6 +54,8 @@ class Pool:
         self.warmth = Warmth()
         self.breaker = Breaker()
         self.numbers = Numbers()
+        #: None where no request is traced.
+        self.tracing: Tracing | None = None
         self.locator = Locator(loop, self.numbers)
         self.connections = Connections(loop, limits)
         self.access = AccessLog(config.access_log, rng, self.numbers)

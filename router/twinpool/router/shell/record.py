@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 class Record:
     """Times are on the pool's clock; 0: not yet."""
 
-    __slots__ = ("_begun", "_call", "_first", "_pool", "decode", "events", "handoff", "prefill", "status")
+    __slots__ = ("_begun", "_call", "_first", "_pool", "decode", "events", "handoff", "prefill", "status", "trace")
 
     def __init__(self, pool: Pool, call: Call) -> None:
         self._pool = pool
         self._call = call
         self._begun = self._first = 0.0
+        self.trace = pool.tracing.begin(call, pool.clock() - call.started) if pool.tracing is not None else None
         #: Events of a stream that have been passed on.
         self.events = 0
         #: What the client got; 499 when it left.
@@ -35,12 +36,16 @@ class Record:
     def begin(self) -> None:
         """There was a place at the workers."""
         self._begun = self._pool.clock()
+        if self.trace is not None:
+            self.trace.admitted()
 
     def first_piece(self, sent: float, handed_off: bool) -> None:
         """The answer to a leg that was ``sent`` then begins to come."""
         now = self._first = self._pool.clock()
         numbers, route = self._pool.numbers, (self._call.route.value,)
         numbers.observe("twinpool_router_time_to_first_token_seconds", now - self._call.started, route)
+        if self.trace is not None:
+            self.trace.first_piece()
         by = ("remote" if handed_off else "local",)
         numbers.observe("twinpool_router_first_event_seconds", max(now - sent, 0.0), by)
 
@@ -53,6 +58,9 @@ class Record:
 
     def log(self, state: State) -> None:
         """The request has ended: write it down, if it is among those that are."""
+        if self.trace is not None:
+            tokens = self._call.request.prompt_tokens
+            self.trace.end(self.status, self.handoff, state.reason, tokens, self.events)
         if not self._pool.access.wanted(self.status):
             return
         call = self._call

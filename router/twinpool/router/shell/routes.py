@@ -86,7 +86,8 @@ def dispatch(
         request = with_model(request, config.models[0])
     query = incoming.target.partition(b"?")
     target = path + query[1] + query[2]
-    return Call(route, target, forward(incoming.headers, new_id, hide_keys=hide_keys), request, now, incoming.key)
+    forwarded = forward(incoming.headers, new_id, hide_keys=hide_keys, traces=bool(config.tracing_url))
+    return Call(route, target, forwarded, request, now, incoming.key)
 
 
 def _own(path: bytes, method: bytes, models: bytes, draining: bool) -> Answer:

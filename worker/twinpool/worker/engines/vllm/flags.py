@@ -64,6 +64,8 @@ def vllm_command(
         argv += ["--max-model-len", str(config.max_model_len)]
     if config.connector is not None and config.role in _KV_ROLES:
         argv += ["--kv-transfer-config", _kv_transfer(config.role, config.connector, on_cpu)]
+    if config.tracing_url:
+        argv += ["--otlp-traces-endpoint", config.tracing_url]
     if config.kv_events:
         _refuse_other_names(config.args, environment)
         argv += [*event_flags(), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
@@ -77,9 +79,21 @@ def vllm_command(
     )
     if config.kv_events:
         env[_HASH_SEED] = blockhash.SEED
+    if config.tracing_url:
+        env = {**_tracing(config), **env}
     if on_cpu:
         env = {**CPU_ENVIRONMENT, **env}
     return Command(tuple(argv) + config.args, env, on_cpu)
+
+
+def _tracing(config: WorkerConfig) -> dict[str, str]:
+    """Return what OpenTelemetry in the engine reads: spans of what the router traces, over HTTP."""
+    return {
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+        "OTEL_SERVICE_NAME": f"twinpool-{config.role}",
+        "OTEL_RESOURCE_ATTRIBUTES": f"service.namespace={config.namespace},twinpool.pool={config.pool}",
+    }
 
 
 def _refuse_other_names(args: Sequence[str], environment: Mapping[str, str]) -> None:
