@@ -21,7 +21,7 @@ PYTEST_ARGS ?=
 JOBS ?= $(shell nproc)
 E2E_JOBS ?= 2
 
-.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate bench placement-clusters placement-growth soak clean requirements
+.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate bench placement-clusters placement-growth pictures soak clean requirements
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20

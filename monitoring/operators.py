@@ -13,23 +13,22 @@ OPERATOR = Dashboard(
             "Pools",
             (
                 Panel(
-                    "Conditions that are not True",
-                    "Every statement of a pool that is False or Unknown, with its reason. `kubectl describe tpool` has "
-                    "the message with the next step. NotMeasured only says that nothing was measured.",
+                    "Pools by what they say",
+                    "How many pools say what of themselves, with the reason. Ready: False or Placed: False that stays: "
+                    "`twinpool status` names the pools, `twinpool doctor POOL` the next step. Progressing: False "
+                    "(Complete) is well, NotMeasured only says that nothing was measured.",
                     "short",
                     (
                         Query(
-                            "max by (pool_namespace, pool, condition, status, reason) "
-                            '(twinpool_operator_pool_condition{status!="True"})',
-                            "{{pool_namespace}}/{{pool}} {{condition}}: {{status}} ({{reason}})",
+                            "count by (condition, status, reason) (twinpool_operator_pool_condition)",
+                            "{{condition}}: {{status}} ({{reason}})",
                         ),
                     ),
-                    "table",
                 ),
                 Panel(
                     "Groups missing",
                     "Wanted less routable groups of all pools, by role. Above zero for long: no room, no quota, or "
-                    "engines that do not start; the table beside says which.",
+                    "engines that do not start.",
                     "short",
                     (
                         Query(

@@ -7,7 +7,9 @@ from monitoring.panel import OPERATOR_POOL, POOL, Dashboard, Panel, Query, perce
 
 def _objective(kind: str) -> Query:
     return Query(
-        f'max(twinpool_operator_pool_objective_seconds{{{OPERATOR_POOL},objective="{kind}"}})', "objective (p99)"
+        f'max(twinpool_operator_pool_objective_seconds{{{OPERATOR_POOL},objective="{kind}"}})',
+        "objective (p99)",
+        wish=True,
     )
 
 
@@ -100,7 +102,7 @@ OVERVIEW = Dashboard(
                     "short",
                     (
                         Query(f'sum by (role) ({_GROUPS},state="routable"}})', "{{role}} routable"),
-                        Query(f'sum by (role) ({_GROUPS},state="desired"}})', "{{role}} wanted"),
+                        Query(f'sum by (role) ({_GROUPS},state="desired"}})', "{{role}} wanted", wish=True),
                     ),
                 ),
                 Panel(
@@ -113,6 +115,7 @@ OVERVIEW = Dashboard(
                             f'sum({_GROUPS},role="prefill",state="{state}"}}) '
                             f'/ sum({_GROUPS},role="decode",state="{state}"}})',
                             legend,
+                            wish=legend == "wanted",
                         )
                         for state, legend in (("routable", "now"), ("desired", "wanted"))
                     ),
