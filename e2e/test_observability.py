@@ -88,13 +88,17 @@ def served(twinpool: Cluster) -> Iterator[Served]:
     document = yaml.safe_load((ROOT / "examples" / "simulated.yaml").read_text())
     document["metadata"]["name"] = NAME
     document["spec"]["decode"]["replicas"] = 2
+    document["spec"].setdefault("engine", {})["kvEvents"] = True
+    document["spec"].setdefault("routing", {})["policy"] = "price"
     with twinpool.fresh_namespace() as namespace:
         twinpool.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(document))
         wait_until(
             lambda: condition(pool(twinpool, namespace, NAME), "Ready").get("status") == "True", 120, "it serves"
         )
         traffic(router_url(twinpool, namespace, NAME))
-        yield Served(twinpool, namespace)
+        seen = Served(twinpool, namespace)
+        wait_until(lambda: foretold(seen), 60, "cached tokens are foretold by KV events")
+        yield seen
 
 
 def traffic(base: str) -> None:
@@ -112,6 +116,15 @@ def traffic(base: str) -> None:
     for number in range(40):  # what clients invent must not become series
         assert post(f"{base}/invented/{number}", {}).status == 404
     leave(base, {**chat, "max_tokens": 2000})
+
+
+def foretold(served: Served) -> bool:
+    """Ask with token ids; return whether the router has compared what it foretold with what the engine reports."""
+    base = router_url(served.cluster, served.namespace, NAME)
+    assert post(f"{base}/v1/completions", {"model": MODEL, "prompt": list(range(500)), "max_tokens": 4}).status == 200
+    (router,) = pods(served.cluster, served.namespace, NAME, "router")
+    page = get(f"http://{router['status']['podIP']}:{protocol.ROUTER_ADMIN_PORT}/metrics")
+    return "twinpool_router_index_predictions_total{" in page
 
 
 def leave(base: str, body: dict[str, object]) -> None:

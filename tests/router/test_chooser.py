@@ -101,9 +101,12 @@ def test_predictions_follow_what_is_observed() -> None:
     ledger.admit("p0", 100, 3.0)
     work = ours.sent(asked, P[0])
     assert work.before == 3.0
+    assert ours.expected(work) == work.before + work.seconds
+    assert plain.expected(work) == 0.0
     for _ in range(200):
         ours.prefilled(P[0], work, 10 * (work.before + work.seconds), None)
     assert ours.correction.factor == pytest.approx(10, rel=0.05)
+    assert ours.expected(work) == pytest.approx(10 * (work.before + work.seconds), rel=0.05)
 
 
 @pytest.mark.parametrize(("conditional", "handed"), [("always", True), ("never", False)])

@@ -315,8 +315,8 @@ def test_numbers_add_up_and_are_written_in_prometheus_format() -> None:
     for numbers in (first, second):
         numbers.add("twinpool_router_requests_total", ("/v1/models", "200"), 2)
         numbers.add("twinpool_router_clients", (), 3)
-        numbers.observe("twinpool_router_prefill_leg_seconds", 0.003)
-        numbers.observe("twinpool_router_prefill_leg_seconds", 1000.0)
+        numbers.observe("twinpool_router_prefill_leg_seconds", 0.003, ("p",))
+        numbers.observe("twinpool_router_prefill_leg_seconds", 1000.0, ("p",))
     first.add("twinpool_router_endpoint_admitted", ('a"\\\n', "decode"), 1)
     text = metrics.render(metrics.total([first, metrics.counters_only(second)]))
     found = {f.name: {(s.name, tuple(s.labels.values())): s.value for s in f.samples} for f in
@@ -327,8 +327,20 @@ def test_numbers_add_up_and_are_written_in_prometheus_format() -> None:
     admitted = "twinpool_router_endpoint_admitted"
     assert found[admitted][admitted, ('a"\\\n', "decode")] == 1
     leg = "twinpool_router_prefill_leg_seconds"
-    assert found[leg][leg + "_bucket", ("0.004",)] == 2
-    assert found[leg][leg + "_bucket", ("0.002",)] == 0
-    assert found[leg][leg + "_bucket", ("+Inf",)] == 4
-    assert found[leg][leg + "_count", ()] == 4
-    assert found[leg][leg + "_sum", ()] == pytest.approx(2000.006)
+    assert found[leg][leg + "_bucket", ("p", "0.004")] == 2
+    assert found[leg][leg + "_bucket", ("p", "0.002")] == 0
+    assert found[leg][leg + "_bucket", ("p", "+Inf")] == 4
+    assert found[leg][leg + "_count", ("p",)] == 4
+    assert found[leg][leg + "_sum", ("p",)] == pytest.approx(2000.006)
+
+
+def test_numbers_of_workers_that_are_gone_go_too() -> None:
+    numbers = metrics.Numbers()
+    for worker in ("a", "b"):
+        numbers.add("twinpool_router_endpoint_suspect", (worker, "decode"))
+        numbers.observe("twinpool_router_first_event_seconds", 0.1, ("remote", worker))
+    numbers.add("twinpool_router_broken_streams_total")
+    metrics.keep_workers(numbers, {"b"})
+    assert numbers.values["twinpool_router_endpoint_suspect"] == {("b", "decode"): 1.0}
+    assert list(numbers.histograms["twinpool_router_first_event_seconds"]) == [("remote", "b")]
+    assert numbers.values["twinpool_router_broken_streams_total"] == {(): 1.0}

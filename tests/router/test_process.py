@@ -128,6 +128,14 @@ async def test_from_start_to_drain(program, kit):
     assert entry["tokensInFlight"] > 0
     entry = next(e for e in (await program.page("/admin/endpoints")).json["endpoints"] if e["role"] == "prefill")
     assert (entry["inFlight"], entry["unpulledHandoffs"]) == (0, 1)
+    books = (await program.page("/admin/ledger")).json
+    assert books["current"]
+    assert sorted(
+        (load["inFlight"], load["unpulledHandoffs"]) for one in books["processes"] for load in one.values()
+    ) == [
+        (0, 1),
+        (1, 0),
+    ]
     assert 900 < entry["cachedTokensUsed"] <= 1000, "two prompts, each with 500 cached tokens, fading"
 
     program.process.send_signal(signal.SIGTERM)

@@ -113,7 +113,7 @@ METRICS = catalogue(
             "Time from sending a decode leg to the first byte of its answer: remote (KV pulled first) or local.",
             f"{_SHELL}/record.py",
             "seconds",
-            labels=(Label("handoff", "remote or local", 2),),
+            labels=(Label("handoff", "remote or local", 2), _WORKER[0]),
             buckets=SECONDS,
         ),
         Metric(
@@ -122,6 +122,7 @@ METRICS = catalogue(
             "Mean time between two events of a stream, one value for each stream: (last - first) / (events - 1).",
             f"{_SHELL}/record.py",
             "seconds",
+            labels=(_WORKER[0],),
             buckets=SECONDS,
         ),
         Metric(
@@ -136,6 +137,16 @@ METRICS = catalogue(
             "Time from sending a prefill leg to its parameters.",
             f"{_SHELL}/legs.py",
             "seconds",
+            labels=(_WORKER[0],),
+            buckets=SECONDS,
+        ),
+        Metric(
+            "twinpool_router_prefill_prediction_ratio",
+            "histogram",
+            "Time of a prefill leg over that which routing.policy price or handoff.conditional auto expected of it; "
+            "far from 1 for long, choices are made on wrong times.",
+            f"{_SHELL}/pool.py",
+            labels=(_WORKER[0],),
             buckets=SECONDS,
         ),
         Metric(

@@ -129,6 +129,10 @@ class Chooser:
         if asked.keys:
             self.index.learn(asked.keys, worker.id)
 
+    def expected(self, work: Work) -> float:
+        """Return the seconds that a prefill was expected to take, queueing included; 0 where nothing is priced."""
+        return (work.before + work.seconds) * self.correction.factor if self._aware else 0.0
+
     def prefilled(self, worker: Endpoint, work: Work, seconds: float, cached: int | None) -> bool | None:
         """A prefill took ``seconds``, queueing included; the engine says that ``cached`` tokens were, if it says so.
 

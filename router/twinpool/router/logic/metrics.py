@@ -5,9 +5,9 @@ come from small closed sets (routes, statuses, reasons, endpoints), so memory do
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from twinpool.core.metrics import exposition
 from twinpool.core.metrics.router import METRICS, SECONDS
@@ -65,6 +65,16 @@ def total(reports: Iterable[Numbers]) -> Numbers:
                 mine.buckets = [a + b for a, b in zip(mine.buckets, histogram.buckets, strict=True)]
                 mine.total += histogram.total
     return result
+
+
+def keep_workers(numbers: Numbers, workers: Container[str]) -> None:
+    """Take the series of other workers out: their names are never used again, and would add up for ever."""
+    families: dict[str, dict[Labels, Any]] = {**numbers.values, **numbers.histograms}
+    for name, family in families.items():
+        if "worker" in (labels := METRICS[name].label_names):
+            place = labels.index("worker")
+            for gone in [values for values in family if values[place] not in workers]:
+                del family[gone]
 
 
 def counters_only(report: Numbers) -> Numbers:

@@ -8,11 +8,11 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from twinpool.router.logic.metrics import Numbers, counters_only, total
+from twinpool.router.logic.metrics import Numbers, counters_only, keep_workers, total
 from twinpool.router.shell import channel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from twinpool.router.logic.ledger import Load
 
@@ -100,6 +100,10 @@ class Child:
         answered = self._answers.pop(report.number, None)
         if answered is not None:
             answered.set()
+
+    def keep_workers(self, workers: Container[str]) -> None:
+        """Forget what predecessors counted of workers that are gone."""
+        keep_workers(self._retired, workers)
 
     def tell(self, message: channel.Down) -> None:
         """Send a message; a process that is just being started gets the present state with its greeting instead."""

@@ -132,6 +132,7 @@ class Control:
             "/health": self._health_page,
             "/admin/endpoints": self._endpoints_page,
             "/admin/index": self._index_page,
+            "/admin/ledger": self._ledger_page,
         }
         host, port = self._settings.host, self._settings.admin_port
         try:
@@ -230,7 +231,9 @@ class Control:
         self._published = snapshot.endpoints
         if self._aware:
             self._followers.watch(endpoint for endpoint in snapshot.endpoints if endpoint.admitted)
+        workers = {endpoint.pod for endpoint in snapshot.endpoints}
         for child in self._children:
+            child.keep_workers(workers)
             child.tell(snapshot)
 
     def _snapshot(self) -> channel.Endpoints:
@@ -302,6 +305,16 @@ class Control:
         }
         return 200, JSON, json.dumps(body).encode()
 
+    async def _ledger_page(self) -> tuple[int, str, bytes]:
+        """Show the books of each data process, also of workers that are gone: what they are still owed.
+
+        ``current`` is false when a process did not answer; its books are then those of its last report.
+        """
+        current = await self._refresh()
+        books = [{identity: _books(load) for identity, load in child.loads} for child in self._children]
+        body = {"current": current, "processes": books}
+        return 200, JSON, json.dumps(body).encode()
+
     async def _index_page(self) -> tuple[int, str, bytes]:
         """Show what the exact index holds, and for each worker whether its events are relied on, and why not."""
         followers = self._followers
@@ -339,9 +352,15 @@ def _entry(endpoint: Endpoint, load: Load, warmth: int) -> dict[str, Any]:
         "wanted": endpoint.wanted,
         "admitted": endpoint.admitted,
         "draining": endpoint.draining,
+        **_books(load),
+        "cachedTokensUsed": warmth,
+    }
+
+
+def _books(load: Load) -> dict[str, float]:
+    return {
         "inFlight": load.requests,
         "tokensInFlight": load.tokens,
         "prefillSeconds": load.backlog,
         "unpulledHandoffs": load.unpulled,
-        "cachedTokensUsed": warmth,
     }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from twinpool.router.logic import handoff
-from twinpool.router.logic.errors import BROKEN, FAILED, NO_PREFILL, UNAVAILABLE, Refusal, error_event
+from twinpool.router.logic.errors import BROKEN, FAILED, NO_PREFILL, UNAVAILABLE, error_event
 from twinpool.router.logic.handoff import Do, Phase, State
 from twinpool.router.logic.request import cached_tokens, decode_body, params_of, prefill_body
 from twinpool.router.shell.legs import DecodeLeg, PrefillLeg
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.logic.errors import Refusal
     from twinpool.router.logic.framing import Head
     from twinpool.router.logic.index_exact import Held
     from twinpool.router.logic.ledger import Ticket
@@ -23,28 +24,7 @@ if TYPE_CHECKING:
     from twinpool.router.shell.admission import Guest
     from twinpool.router.shell.call import Call
     from twinpool.router.shell.pool import Pool
-
-
-class Client(Protocol):
-    """The connection on which the answer is wanted."""
-
-    def begin(self, head: bytes, request_id: bytes | None) -> None:
-        """Take an answer's head, sent with the piece that follows; the request id only when the engine sent none."""
-
-    def write(self, data: bytes) -> None:
-        """Send a piece of the answer, framing included."""
-
-    def finish(self, *, close: bool) -> None:
-        """The answer is complete."""
-
-    def refuse(self, refusal: Refusal, request_id: bytes) -> None:
-        """Send an answer of ours; none has begun."""
-
-    def answer_error(self, status: int, body: bytes, request_id: bytes) -> None:
-        """Send an engine's error (JSON) as an answer of its own; none has begun."""
-
-    def break_off(self) -> None:
-        """Close the connection so that the client sees that the answer is cut."""
+    from twinpool.router.shell.recipient import Client
 
 
 class Exchange:

@@ -114,7 +114,7 @@ class PrefillLeg(_Leg):
         else:
             self._pool.failed(self.endpoint, "status")
         self.seconds = self._pool.clock() - self._started
-        self._pool.numbers.observe("twinpool_router_prefill_leg_seconds", self.seconds)
+        self._pool.numbers.observe("twinpool_router_prefill_leg_seconds", self.seconds, (self.endpoint.pod,))
         self._exchange.prefill_ended(self, head.status, unchunk(body) if head.chunked else body)
 
     def on_lost(self, fill: bytes | None) -> None:  # noqa: ARG002 - nobody sees this answer

@@ -12,7 +12,7 @@ from twinpool.router.logic import endpoints, policy, share
 from twinpool.router.logic.breaker import Breaker
 from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.ledger import Ledger
-from twinpool.router.logic.metrics import Numbers
+from twinpool.router.logic.metrics import Numbers, keep_workers
 from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
 from twinpool.router.logic.warmth import Warmth
 from twinpool.router.shell.access import AccessLog
@@ -85,6 +85,7 @@ class Pool:
         self.chooser.keep(self.directory.known)
         self.warmth.keep(self.directory.known)
         self.connections.sweep(set(self.directory.known))
+        keep_workers(self.numbers, {endpoint.pod for endpoint in known})
         # Each data process has its share of the places, and at least one.
         self.admission.resize(-(-self.config.queue_concurrency * len(self.directory.decode) // self._processes))
 
@@ -142,6 +143,9 @@ class Pool:
 
     def prefilled(self, endpoint: Endpoint, work: Work, seconds: float, cached: int | None) -> None:
         """A prefill took ``seconds``; the engine says that ``cached`` tokens were, if it says so."""
+        expected = self.chooser.expected(work)
+        if expected:
+            self.numbers.observe("twinpool_router_prefill_prediction_ratio", seconds / expected, (endpoint.pod,))
         right = self.chooser.prefilled(endpoint, work, seconds, cached)
         if right is not None:
             outcome = "right" if right else "wrong"

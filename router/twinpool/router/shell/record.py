@@ -46,7 +46,7 @@ class Record:
         numbers.observe("twinpool_router_time_to_first_token_seconds", now - self._call.started, route)
         if self.trace is not None:
             self.trace.first_piece()
-        by = ("remote" if handed_off else "local",)
+        by = ("remote" if handed_off else "local", self.decode)
         numbers.observe("twinpool_router_first_event_seconds", max(now - sent, 0.0), by)
 
     def complete(self) -> None:
@@ -54,7 +54,7 @@ class Record:
         tokens = self.events - 1  # the last event is [DONE]
         if tokens > 1:
             mean = (self._pool.clock() - self._first) / (tokens - 1)
-            self._pool.numbers.observe("twinpool_router_inter_token_seconds", mean)
+            self._pool.numbers.observe("twinpool_router_inter_token_seconds", mean, (self.decode,))
 
     def log(self, state: State) -> None:
         """The request has ended: write it down, if it is among those that are."""
