@@ -175,7 +175,59 @@ def stuck_case(role: str, good: dict[str, Any], bad: dict[str, Any], *more: dict
     return Case(".spec.rollout", {"rollout": good}, {"rollout": bad}, words, extra=tuple({"rollout": m} for m in more))
 
 
+def elastic(spec: dict[str, Any] | None = None, **scaling: Any) -> dict[str, Any]:
+    """Return a pool whose numbers follow the work, with changes to its spec and to the block."""
+    block = {"prefill": {"max": 4}, "decode": {"max": 4}, **scaling}
+    return {"prefill": {}, "objectives": {"ttft": "1s", "itl": "40ms"}, "scaling": block, **(spec or {})}
+
+
+def without(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key != name}
+
+
+def scaling_cases() -> list[Case]:
+    two = {"prefill": {"parallelism": {"tensor": 2}}}
+    never = {"handoff": {"conditional": "never"}}
+    return [
+        Case(".spec", elastic(), without(elastic(), "prefill"), ("spec.scaling", "without a prefill role")),
+        Case(
+            ".spec",
+            elastic(),
+            without(elastic(), "objectives"),
+            ("spec.objectives", "set objectives.ttft"),
+            extra=(elastic({"objectives": {"ttft": "1s"}}),),
+        ),
+        Case(".spec", elastic({"handoff": {}}), elastic(never), ("spec.handoff.conditional", "is never")),
+        Case(
+            ".spec",
+            elastic(two, gpuBudget=3),
+            elastic(two, gpuBudget=2),
+            ("spec.scaling.gpuBudget", "less than prefill.min and decode.min"),
+        ),
+        *(
+            Case(
+                f".spec.scaling.{role}",
+                elastic(**{role: {"min": 0, "max": 4}}),
+                elastic(**{role: {"min": 5, "max": 4}}),
+                (f"spec.scaling.{role}.min", "must not be above max"),
+            )
+            for role in ("prefill", "decode")
+        ),
+        Case(".spec.scaling.window", elastic(window="30s"), elastic(window="30"), ("spec.scaling.window", "must be")),
+        *(
+            Case(
+                f".spec.scaling.stabilization.{name}",
+                elastic(stabilization={name: "10s"}),
+                elastic(stabilization={name: "0s"}),
+                (f"spec.scaling.stabilization.{name}", "must be"),
+            )
+            for name in ("scaleIn", "scaleOut")
+        ),
+    ]
+
+
 CASES: list[Case] = [
+    *scaling_cases(),
     Case(".spec", band("1:4"), {"ratio": {"min": "1:4", "max": "1:2"}}, ("spec.ratio", "needs a prefill role")),
     Case(".spec.ratio", band("1:2", "1:2"), band("1:1", "1:2"), ("spec.ratio.min", "must not be above ratio.max")),
     Case(".spec.ratio.min", band("1:999"), band("1:0"), ("spec.ratio.min", "must be PREFILL:DECODE")),
@@ -240,12 +292,13 @@ CASES: list[Case] = [
 
 
 def rules() -> list[tuple[str, str]]:
-    """Return place and text of every rule for what users write."""
+    """Return place and text of every rule for what users write; rules about changes have tests of their own."""
     schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     found: list[tuple[str, str]] = []
 
     def walk(node: Any, path: str) -> None:
-        found.extend((path, entry["rule"]) for entry in node.get("x-kubernetes-validations", ()))
+        entries = [entry for entry in node.get("x-kubernetes-validations", ()) if "oldSelf" not in entry["rule"]]
+        found.extend((path, entry["rule"]) for entry in entries)
         for name, inner in node.get("properties", {}).items():
             walk(inner, f"{path}.{name}")
         if "items" in node:
@@ -321,6 +374,18 @@ def test_kubectl_refuses_and_names_the_field(api: Cluster, namespace: str, spec:
     said, complained = dry_run(api, namespace, [given_spec])
     assert said == ""
     assert words.lower() in complained.lower()
+
+
+def test_scaling_and_the_scale_subresource_exclude_each_other(api: Cluster, namespace: str) -> None:
+    body = manifest("elastic", **elastic())
+    api.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
+    scale = ("-n", namespace, "scale", f"{CRD}/elastic", "--replicas=2")
+    refused = api.kubectl(*scale, check=False).stderr
+    assert "scaling decides the number of decode groups" in refused
+    assert "spec.decode.replicas" in refused
+    fixed = {**body, "spec": without(body["spec"], "scaling")}
+    api.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(fixed))
+    api.kubectl(*scale)
 
 
 def test_prefill_without_decode_is_refused(api: Cluster, namespace: str) -> None:

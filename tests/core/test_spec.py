@@ -45,7 +45,7 @@ def test_a_pool_without_prefill_is_aggregated() -> None:
 
 
 def test_fields_of_a_newer_version_do_not_stop_an_older_operator() -> None:
-    InferencePoolSpec.model_validate({"model": {"name": "m", "warp": 9}, "decode": {}, "scaling": {}})
+    InferencePoolSpec.model_validate({"model": {"name": "m", "warp": 9}, "decode": {}, "warping": {}})
 
 
 @pytest.mark.parametrize(

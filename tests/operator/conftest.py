@@ -22,6 +22,7 @@ from twinpool.operator.logic.actions import (
     SetGate,
     TakeBack,
     Try,
+    WriteScaling,
 )
 from twinpool.operator.logic.books import Entry, Report, Reports
 from twinpool.operator.logic.merge import merge
@@ -30,7 +31,7 @@ from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from twinpool.operator.logic.restarts import Life
 
@@ -89,11 +90,14 @@ class ModelCluster:
         for action in made.actions[:upto]:
             self.carry_out(action)
         if upto is None:
-            stored = InferencePool.model_validate(
-                {"metadata": self.pool.metadata, "spec": self.pool.spec, "status": made.status}
-            )
-            self.pool = stored
+            kept = {} if self.pool.status.scaling is None else {"scaling": self.pool.status.scaling}
+            self._store_status({**made.status, **kept})
         return len(made.actions)
+
+    def _store_status(self, status: Mapping[str, Any]) -> None:
+        self.pool = InferencePool.model_validate(
+            {"metadata": self.pool.metadata, "spec": self.pool.spec, "status": status}
+        )
 
     def planned(self) -> tuple[Action, ...]:
         """Return what would be done now."""
@@ -121,6 +125,10 @@ class ModelCluster:
                 self._pod(name, uid, scheduling_gates=(), affinity=None, pinned=node)
             case TakeBack(name, uid):
                 self._pod(name, uid, deadline=self.now)
+            case WriteScaling(_, uid, _, scaling):
+                assert uid == self.pool.metadata.uid
+                status = self.pool.status.model_dump(exclude={"scaling"}, exclude_none=True)
+                self._store_status({**status, **({} if scaling is None else {"scaling": scaling})})
             case Delete(kind, name, uid, resource_version):
                 self._exact(kind, name, uid, resource_version)
                 del self.objects[kind, name]

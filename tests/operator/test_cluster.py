@@ -73,6 +73,20 @@ async def test_the_status_has_a_manager_of_its_own(server: tuple[ApiServer, Clus
     assert (body["metadata"]["uid"], body["status"]) == ("u", {"revision": "r"})
 
 
+async def test_numbers_of_groups_have_a_manager_of_their_own_and_carry_what_was_observed(
+    server: tuple[ApiServer, Cluster, Metrics],
+) -> None:
+    api, cluster, _ = server
+    await cluster.apply_scaling("n", "p", "u", "7", {"target": {"prefill": 1, "decode": 2}})
+    await cluster.apply_scaling("n", "p", "u", "8", None)
+    (_, path, _, body), (_, _, _, empty) = api.requests
+    assert "/inferencepools/p/status?" in path
+    assert "twinpool/scaling" in path.replace("%2F", "/")
+    assert (body["metadata"]["uid"], body["metadata"]["resourceVersion"]) == ("u", "7")
+    assert body["status"] == {"scaling": {"target": {"prefill": 1, "decode": 2}}}
+    assert empty["status"] == {}
+
+
 async def test_a_delete_carries_what_was_observed(server: tuple[ApiServer, Cluster, Metrics]) -> None:
     api, cluster, _ = server
     await cluster.delete("Service", "n", "s", "u", "7")

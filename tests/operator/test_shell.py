@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twinpool.core import protocol
-from twinpool.operator.logic.actions import Annotate, Apply, Delete, Retire, ScaleToZero, SetGate
+from twinpool.operator.logic.actions import Annotate, Apply, Delete, Retire, ScaleToZero, SetGate, WriteScaling
 from twinpool.operator.logic.drift import stamped
 from twinpool.operator.logic.observed import Refusal, read_child
 from twinpool.operator.logic.settings import Settings
@@ -78,6 +78,11 @@ class FakeCluster:
     async def delete(self, kind: str, namespace: str, name: str, uid: str, resource_version: str) -> None:
         self._note("delete", name)
 
+    async def apply_scaling(self, namespace: str, name: str, uid: str, version: str, scaling: Any) -> dict[str, Any]:
+        self._note("scaling", f"{name} {version}")
+        self.statuses.append(scaling)
+        return {}
+
     async def apply_status(self, namespace: str, name: str, uid: str, status: Any) -> dict[str, Any]:
         self._note("status", name)
         self.statuses.append(status)
@@ -111,6 +116,19 @@ async def test_a_strangers_object_is_not_taken_over() -> None:
     assert (refusal.kind, refusal.name) == ("Service", "s")
     assert "is not the pool's" in refusal.message
     assert ("apply", "s") not in cluster.requests
+
+
+async def test_numbers_of_groups_are_written_for_the_pool_that_was_observed_and_a_newer_one_is_left_alone() -> None:
+    cluster, metrics = FakeCluster(), Metrics()
+    writes = Executor(cluster, Leader(), Memory(), metrics)  # type: ignore[arg-type]
+    scaling = {"target": {"prefill": 1, "decode": 2}, "reason": "work"}
+    assert await writes.execute(KEY, (WriteScaling("demo", "u", "7", scaling, changes=True),)) == ()
+    assert await writes.execute(KEY, (WriteScaling("demo", "u", "8", None),)) == ()
+    assert (cluster.requests, cluster.statuses) == ([("scaling", "demo 7"), ("scaling", "demo 8")], [scaling, None])
+    assert "twinpool_operator_scaling_changes_total 1.0" in metrics.text().decode()
+    cluster.errors["scaling"] = [ApiRefused(409, "the object has been modified")]
+    assert await writes.execute(KEY, (WriteScaling("demo", "u", "7", scaling, changes=True),)) == ()
+    assert "twinpool_operator_scaling_changes_total 1.0" in metrics.text().decode()
 
 
 async def test_our_own_object_that_the_watch_does_not_show_is_repaired() -> None:

@@ -116,6 +116,10 @@ async def test_from_start_to_drain(program, kit):
     client.send(kit.post(kit.STREAM))
     assert (await client.answer()).body == b"".join(kit.EVENTS)
     assert await program.metric('twinpool_router_handoffs_total{outcome="remote",reason=""}') == 1
+    work = (await program.page("/admin/work")).json
+    assert work["current"] is True
+    assert (work["arrivals"]["requests"], work["waiting"], work["decoding"]) == (1, 0, 0)
+    assert work["arrivals"]["prefill"] > 0
     assert (await program.page("/health")).status == 200
     assert (await program.page("/nothing")).status == 404
     assert (await program.page("/ready", "POST")).status == 405

@@ -1,4 +1,4 @@
-"""``twinpool explain``: why a pool is slow, from its own figures; or where its groups are and why."""
+"""``twinpool explain``: why a pool is slow, from its own figures; or where its groups are, or how many, and why."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.live.watcher import Watcher
 from twinpool.cli.placement import KubeContext, Namespace, Output, TopologyName, explain_placement
+from twinpool.cli.pools import observe
+from twinpool.cli.scaling import explained
 from twinpool.cli.slowness import observation
 from twinpool.core.bottleneck import MIN_SECONDS, find
 from twinpool.core.errors import InvalidValue
@@ -30,6 +32,9 @@ def explain(
     pool: Annotated[str, Parameter(help="Name of the pool.")],
     *,
     placement: Annotated[bool, Parameter(help="Say where its groups are and why, instead.", negative="")] = False,
+    scaling: Annotated[
+        bool, Parameter(help="Say how many groups it should have and why, instead.", negative="")
+    ] = False,
     seconds: Annotated[float, Parameter(help="How long to watch the pool.")] = 30.0,
     namespace: Namespace = "",
     kube_context: KubeContext = "",
@@ -40,14 +45,19 @@ def explain(
 
     The figures are those of its routers and engines, by `kubectl port-forward`. Ends with 1 when too little was asked
     of the pool meanwhile. With --placement: where the groups are, why pending ones wait, and how good that is beside
-    the best layout.
+    the best layout. With --scaling: how many groups the arriving work needs, from which figures, and the last changes.
 
     Raises
     ------
     InvalidValue
-        When the time is too short to say anything.
+        When two things are asked for, or the time is too short to say anything.
     """
+    if placement and scaling:
+        raise InvalidValue("--placement and --scaling are two answers", "ask for one at a time")
     kubectl = Kubectl(namespace, kube_context)
+    if scaling:
+        sys.stdout.write(explained(observe(kubectl, pool)[0].pool, output))
+        return 0
     if placement:
         return explain_placement(kubectl, pool, topology, output)
     if seconds < MIN_SECONDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -43,3 +44,13 @@ class Ratio(Part):
 
     min: RatioText = Field(description="Fewest prefill groups for decode groups, such as 1:4.")
     max: RatioText = Field(description="Most prefill groups for decode groups, such as 1:2.")
+
+    @property
+    def fractions(self) -> tuple[Fraction, Fraction]:
+        """Return prefill over decode at both ends."""
+        return _fraction(self.min), _fraction(self.max)
+
+
+def _fraction(text: str) -> Fraction:
+    prefill, decode = text.split(":")
+    return Fraction(int(prefill), int(decode))

@@ -21,6 +21,7 @@ from twinpool.core.placement import Placement as Placement
 from twinpool.core.ratio import Ratio as Ratio
 from twinpool.core.rollout import Rollout as Rollout
 from twinpool.core.routing import Routing as Routing
+from twinpool.core.scaling import POOL_RULES, Scaling
 from twinpool.core.status import Condition as Condition
 from twinpool.core.status import InferencePoolStatus as InferencePoolStatus
 from twinpool.core.status import RoleStatus as RoleStatus
@@ -335,7 +336,8 @@ class InferencePoolSpec(Part):
                 "!has(self.ratio) || has(self.prefill)",
                 "ratio needs a prefill role; remove it from a pool of decode workers alone",
                 field_path=".ratio",
-            )
+            ),
+            *POOL_RULES,
         )
     )
 
@@ -353,6 +355,7 @@ class InferencePoolSpec(Part):
     )
     handoff: Handoff = Field(default_factory=Handoff, description="How the KV cache goes from prefill to decode.")
     objectives: Objectives = Field(default_factory=Objectives, description="Latency that users are promised.")
+    scaling: Scaling | None = Field(None, description="Numbers of groups that follow the arriving work; else replicas.")
     routing: Routing = Field(default_factory=Routing, description="The HTTP endpoint.")
     placement: Placement | None = Field(
         None, description="Who chooses the nodes of new groups, and by what; without it kube-scheduler alone does."

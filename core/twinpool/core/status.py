@@ -8,6 +8,7 @@ from pydantic import Field
 
 from twinpool.core.fields import Part
 from twinpool.core.objectives import Objectives
+from twinpool.core.scaling import ScalingStatus
 
 
 class Condition(Part):
@@ -62,3 +63,4 @@ class InferencePoolStatus(Part):
     )
     endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
     objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")
+    scaling: ScalingStatus | None = Field(None, description="What spec.scaling has decided.")

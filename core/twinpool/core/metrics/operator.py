@@ -83,6 +83,12 @@ METRICS = catalogue(
             labels=(Label("result", ", ".join(DRAIN_RESULTS), len(DRAIN_RESULTS)),),
             preset=tuple((result,) for result in DRAIN_RESULTS),
         ),
+        Metric(
+            "twinpool_operator_scaling_changes_total",
+            "counter",
+            "Changes of the numbers of groups by spec.scaling, both at once; many an hour: lengthen its stabilization.",
+            _APPLY,
+        ),
         Metric("twinpool_operator_leader", "gauge", "1 while this operator holds the Lease and may write.", _SHELL),
         Metric(
             "twinpool_operator_last_event_timestamp_seconds",
@@ -98,6 +104,14 @@ METRICS = catalogue(
             "a rollout is on its way.",
             _POOLS,
             labels=(*_POOL, _ROLE, Label("state", "desired, created, ready, routable or updated", 5)),
+        ),
+        Metric(
+            "twinpool_operator_pool_needed_groups",
+            "gauge",
+            "Groups that the arriving work needs (+Inf: no number is enough), where a pool scales. Above desired for "
+            "long: raise max or gpuBudget.",
+            _POOLS,
+            labels=(*_POOL, _ROLE),
         ),
         Metric(
             "twinpool_operator_pool_gpus",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from twinpool.core.protocol import KIND
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -140,7 +142,23 @@ class Delete:
     resource_version: str
 
 
-Action = Apply | Try | Retire | ScaleToZero | SetGate | Annotate | HandOver | TakeBack | Delete
+@dataclass(frozen=True, slots=True)
+class WriteScaling:
+    """Write both numbers of groups into the pool's status, in one write, provided that it is as it was observed.
+
+    ``scaling`` is the whole ``status.scaling``; None takes it away.
+    """
+
+    kind: ClassVar[str] = KIND
+    name: str
+    uid: str
+    resource_version: str
+    scaling: Mapping[str, Any] | None
+    #: Whether the numbers change.
+    changes: bool = False
+
+
+Action = Apply | Try | Retire | ScaleToZero | SetGate | Annotate | HandOver | TakeBack | Delete | WriteScaling
 
 
 @dataclass(frozen=True, slots=True)

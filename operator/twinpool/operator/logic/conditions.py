@@ -1,7 +1,7 @@
 """The statements about a pool. Each names the cause and, where there is one, the next step.
 
 ``HandoffWorking`` and ``WithinObjectives`` are Unknown until something measures them: a guess would be worse. Their
-sisters ``InterconnectVerified`` and ``ScalingActive`` are not made at all yet.
+sister ``InterconnectVerified`` is not made at all yet.
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ def statements(situation: Situation) -> list[Statement]:
         result.append(_not_measured("HandoffWorking", "no handoff has been measured yet"))
     if spec.objectives.ttft or spec.objectives.itl:
         result.append(_not_measured("WithinObjectives", "latency is not compared with the objectives yet"))
+    if situation.observed.scaling is not None:
+        outcome = situation.observed.scaling.outcome
+        result.append(
+            Statement("ScalingActive", "True" if outcome.active else "False", outcome.reason, outcome.message)
+        )
     return result
 
 
@@ -107,6 +112,8 @@ def _routable(situation: Situation, failure: Failure | None) -> Statement:
         return Statement("Routable", "False", reason, message)
 
     if spec.routing.replicas == 0 or situation.wanted["decode"] == 0:
+        if spec.scaling is not None and spec.routing.replicas:
+            return no("ScaledToZero", "nobody asked for a while; the next request brings groups back")
         field = "decode.replicas" if situation.wanted["decode"] == 0 else "routing.replicas"
         return no("ScaledToZero", f"{field} is 0; set it to 1 or more to serve")
     if not any(pod.ready for pod in situation.routers):

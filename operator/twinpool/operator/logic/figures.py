@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core import protocol
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic import names
 from twinpool.operator.logic.pods import gpus
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from twinpool.core.spec import InferencePool
+    from twinpool.operator.logic.autoscaler import Scaled
 
 #: States of a role's groups, as in the pool's status.
 STATES = ("desired", "created", "ready", "routable", "updated")
@@ -30,8 +32,8 @@ class Figure:
     value: float
 
 
-def figures(pool: InferencePool, status: Mapping[str, Any]) -> Iterator[Figure]:
-    """Yield the samples of a pool with this status."""
+def figures(pool: InferencePool, status: Mapping[str, Any], scaled: Scaled | None = None) -> Iterator[Figure]:
+    """Yield the samples of a pool with this status, and what its arriving work needs where that is known."""
     for name, role in names.roles(pool).items():
         counts = status.get(name, {})
         for state in STATES:
@@ -40,5 +42,8 @@ def figures(pool: InferencePool, status: Mapping[str, Any]) -> Iterator[Figure]:
     for kind, text in (("ttft", pool.spec.objectives.ttft), ("itl", pool.spec.objectives.itl)):
         if text:
             yield Figure("objective_seconds", (kind,), parse_duration(text))
+    if scaled is not None and scaled.outcome.figures is not None:
+        for name, need in zip(protocol.ROLES, scaled.outcome.figures.need, strict=True):
+            yield Figure("needed_groups", (name,), need)
     for item in status.get("conditions", ()):
         yield Figure("condition", (item["type"], item["status"], item["reason"]), 1)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from twinpool.core.spec import InferencePool
+    from twinpool.operator.logic.autoscaler import Scaled
     from twinpool.operator.logic.books import Reports
     from twinpool.operator.logic.contest import Contest
     from twinpool.operator.logic.placement.model import Verdict
@@ -169,6 +170,8 @@ class Observed:
     lives: Mapping[str, Life] = field(default_factory=dict)
     #: Revision and role of sets that the API server took in a dry run; None: nobody can ask it.
     tried: frozenset[tuple[str, str]] | None = None
+    #: What was decided about the numbers of groups; None for a pool without ``scaling``, and where nobody decides.
+    scaling: Scaled | None = None
     #: What was decided about the nodes of its groups, by group.
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 

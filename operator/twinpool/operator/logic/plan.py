@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from twinpool.core import protocol
 from twinpool.operator.logic import names, progress, restarts
 from twinpool.operator.logic.account import with_account
-from twinpool.operator.logic.actions import Action, Delete, Plan, Try
+from twinpool.operator.logic.actions import Action, Delete, Plan, Try, WriteScaling
+from twinpool.operator.logic.autoscaler import TICK
 from twinpool.operator.logic.conditions import Situation
 from twinpool.operator.logic.contest import applies
 from twinpool.operator.logic.decision import decide
@@ -54,7 +55,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         *_created(pool, existing, todo.create, decision.revisions[todo.revision], serial, settings),
     ]
     bodies = [stamped(body) for body in wanted_objects]
-    actions: list[Action] = list(applies(bodies, children, observed.contests))
+    actions: list[Action] = [*_scaling(observed), *applies(bodies, children, observed.contests)]
     tried = _created(pool, existing, dict.fromkeys(decision.trials, 1), newest, serial, settings)
     actions += [Try(stamped(body), newest.name, role) for body, role in zip(tried, decision.trials, strict=True)]
     actions += _removals(existing, todo, children, pool, now)
@@ -78,7 +79,19 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         placement=mode(pool, newest.templates.values(), settings),
     )
     again = [*pinning_ends(observed, existing), *([] if ends is None else [ends])]
+    again += [now + TICK] if observed.scaling else []
     return Plan(tuple(actions), status(situation, now), _requeue_after(existing, again, now))
+
+
+def _scaling(observed: Observed) -> list[Action]:
+    """Return the write of new numbers; this plan still acts on the old ones."""
+    pool, scaled = observed.pool, observed.scaling
+    who = pool.metadata.name, pool.metadata.uid, pool.metadata.resource_version
+    if scaled is not None and scaled.write is not None:
+        return [WriteScaling(*who, scaled.write, changes=scaled.changes)]
+    if pool.spec.scaling is None and pool.status.scaling is not None:
+        return [WriteScaling(*who, None)]
+    return []
 
 
 def _router(

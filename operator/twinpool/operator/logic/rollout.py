@@ -5,7 +5,8 @@ the new revision and two decode groups of the old one serve nobody. A step sees 
 history, so it goes on from wherever a crash, an edit in the middle or a lost node left things. What it keeps to, the
 first winning over the next where they collide:
 
-1. *GPU budget*: never more groups of a role than wanted + surge, those that are leaving included;
+1. *GPU budget*: never more groups of a role than wanted + surge, and of both roles together no more GPUs than the pool
+   may have, those that are leaving included;
 2. *progress*: while something can be done without waiting for anybody, it is done;
 3. *no revision with one stage*: the last group of a role takes the rest of its revision with it;
 4. *floor*: groups that serve never fall below wanted - unavailable;
@@ -75,7 +76,8 @@ class State:
     """What is there and what should be.
 
     Units are in the order in which they should go. ``known`` holds the revisions that groups can be made of besides the
-    target; only a paused rollout makes any of them.
+    target; only a paused rollout makes any of them. ``budget`` is the most GPUs that all groups together may hold, of
+    which one group of a role takes ``gpus``.
     """
 
     units: tuple[Unit, ...]
@@ -83,6 +85,8 @@ class State:
     target: str
     paused: bool = False
     known: frozenset[str] = frozenset()
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,13 @@ class _Work:
     def room(self, role: str) -> int:
         """Return how many groups may be made now; what was just let go holds its GPUs until its pods have ended."""
         limits = self.bounds[role]
-        return max(0, limits.wanted + limits.surge - self._held[role])
+        room = limits.wanted + limits.surge - self._held[role]
+        if self.state.budget is not None:
+            room = min(room, self._spare(self.state.budget) // self.state.gpus[role])
+        return max(0, room)
+
+    def _spare(self, budget: int) -> int:
+        return budget - sum(count * self.state.gpus[role] for role, count in self._held.items())
 
     def serves(self, revision: str) -> bool:
         """Return whether a revision answers requests.
@@ -303,7 +313,7 @@ class _Work:
             role: max(0, min(limits.wanted - self.new(role), self.room(role))) for role, limits in self.bounds.items()
         }
         if not any(self.old(role) for role in self.bounds):
-            return room
+            return self._afforded(room)
         made: Counter[str] = Counter()
         while True:
             have = Counter({role: self.new(role) + made[role] for role in self.bounds})
@@ -311,8 +321,19 @@ class _Work:
             able = [role for role in order if made[role] < room.get(role, 0)]
             role = next((role for role in able if self._within_one(have, have + Counter([role]))), None)
             if role is None:
-                return {role: made[role] for role in self.bounds}
+                return self._afforded({role: made[role] for role in self.bounds})
             made[role] += 1
+
+    def _afforded(self, counts: dict[str, int]) -> dict[str, int]:
+        """Cut the numbers to what the budget leaves, one group after the other of the role that lacks most."""
+        if self.state.budget is None:
+            return counts
+        left, made = self._spare(self.state.budget), dict.fromkeys(counts, 0)
+        while able := [r for r, count in counts.items() if made[r] < count and self.state.gpus[r] <= left]:
+            role = min(able, key=lambda r: (self.all(r) + made[r]) / self.bounds[r].wanted)
+            made[role] += 1
+            left -= self.state.gpus[role]
+        return made
 
     # When nothing else is left.
 
@@ -333,4 +354,4 @@ class _Work:
             mine = [unit for unit in self.live if unit.role == role]
             self.let_go(mine[: max(0, len(mine) - most)])
             create[role] = max(0, min(limits.wanted - len(mine), self.room(role)))
-        return Step(base, create, tuple(self.retired))
+        return Step(base, self._afforded(create), tuple(self.retired))

@@ -2,7 +2,8 @@
 
 Always true: the pair is within bounds and GPU budget whenever any pair is, within the ratio band too whenever one is;
 missing figures change nothing; more than the need is kept until a tenth more work would not need it either, and not
-before every need of the last while allows it, so that noise moves nothing.
+before every need of the last while allows it, so that noise moves nothing; nor does a group come before every need of
+a shorter while asks for it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 #: A group goes only if this much more work would not need it.
 _SPARE = 1.1
 
+#: Prefill and decode groups; a need may be infinite.
 Pair = tuple[int, int]
+Needs = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +59,24 @@ def plan_scale(
     group: Group,
     limits: Limits,
     current: Pair,
-    recent: Sequence[Pair] = (),
+    recent: Sequence[Needs] = (),
     growth: float = 1.0,
+    steady: Sequence[Needs] = (),
 ) -> Decision:
     """Return how many groups of each role there should be.
 
     ``growth`` is by how much the demand may grow until a new group is up; ``recent`` are the needs of the last while,
-    which is as long as scaling in is held back. Without ``demand`` the current numbers stay.
+    which is as long as scaling in is held back; ``steady`` are those of the while for which scaling out is. Without
+    ``demand`` the current numbers stay.
     """
     if demand is None:
         return Decision(*current, "no current figures of the arriving work: nothing is changed until there are")
     wanted = need(demand.times(growth), prices, promise, group)
     spare = need(demand.times(growth * _SPARE), prices, promise, group)
     floors = [
-        _floor(have, least, [most, *before])
-        for have, least, most, before in (
-            (current[0], wanted.prefill, spare.prefill, [pair[0] for pair in recent]),
-            (current[1], wanted.decode, spare.decode, [pair[1] for pair in recent]),
+        _floor(have, least, [most, *(pair[role] for pair in recent)], [pair[role] for pair in steady])
+        for role, (have, least, most) in enumerate(
+            ((current[0], wanted.prefill, spare.prefill), (current[1], wanted.decode, spare.decode))
         )
     ]
     prefill, decode = cheapest((floors[0], floors[1]), limits)
@@ -80,12 +84,17 @@ def plan_scale(
     return Decision(prefill, decode, _reason(demand, wanted, prefill, decode, enough), enough, wanted)
 
 
-def _floor(current: int, least: float, held: Iterable[float]) -> int:
+def _floor(current: int, least: float, held: Iterable[float], steady: Iterable[float]) -> int:
     """Return the number below which a role must not go: its need, and of what it has, what is held back.
 
-    A need that no number meets holds what there is: neither fewer nor more groups would help.
+    Beyond what it has, only as many as every need of the last while asked for. A need that no number meets holds what
+    there is: neither fewer nor more groups would help.
     """
-    return current if math.isinf(least) else max(int(least), min(current, math.ceil(min(current, max(held)))))
+    if math.isinf(least):
+        return current
+    if least > current:
+        return max(current, int(min([least, *steady])))
+    return max(int(least), math.ceil(min(current, max(held))))
 
 
 def cheapest(floors: Pair, limits: Limits) -> Pair:

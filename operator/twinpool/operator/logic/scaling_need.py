@@ -39,6 +39,8 @@ class Demand:
         Tokens read and written.
     backlog:
         Prefill that waits already, over all workers.
+    flying:
+        Sequences that are being written, as seen: more than foreseen when answers are longer than those that ended.
     """
 
     rate: float
@@ -49,6 +51,7 @@ class Demand:
     prefill_variation: float = 1.0
     arrival_variation: float = 1.0
     backlog: float = 0.0
+    flying: float = 0.0
 
     def times(self, factor: float) -> Demand:
         """Return ``factor`` times as many requests of the same kind."""
@@ -136,12 +139,12 @@ def _decode(demand: Demand, prices: Prices, promise: Promise, batch: int) -> flo
     Little's law gives their mean; their spread is its square root times that of the arrivals (square-root staffing with
     the peakedness of the arrivals; Whitt, 1992).
     """
-    if demand.rate <= 0:
+    step = prices.step(batch, batch * (demand.prompt + demand.output / 2))
+    flying = max(demand.flying, demand.rate * demand.output * step)
+    if flying <= 0 and demand.rate <= 0:
         return 0
     if batch < 1:
         return math.inf
-    step = prices.step(batch, batch * (demand.prompt + demand.output / 2))
-    flying = demand.rate * demand.output * step
     peakedness = (1 + demand.arrival_variation) / 2
     margin = NormalDist().inv_cdf(1 - promise.miss)
-    return math.ceil((flying + margin * math.sqrt(flying * peakedness)) / batch)
+    return max(1, math.ceil((flying + margin * math.sqrt(flying * peakedness)) / batch))

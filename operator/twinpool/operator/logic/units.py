@@ -8,6 +8,7 @@ from twinpool.core import protocol
 from twinpool.operator.logic.failures import failure
 from twinpool.operator.logic.ratio import wanted as wanted_groups
 from twinpool.operator.logic.rollout import Bounds, Health, State, Unit
+from twinpool.operator.logic.target import gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,16 +28,31 @@ def state(
         target=target,
         paused=pool.spec.rollout.paused,
         known=frozenset(revision.name for revision in known),
+        gpus=gpus(pool.spec),
+        budget=_budget(pool),
     )
 
 
 def bounds(pool: InferencePool) -> dict[str, Bounds]:
-    """Return the bounds of every role; a role that the pool does not have has no groups."""
-    wanted = wanted_groups(pool)
-    return {
-        role: Bounds(wanted.get(role, 0), *pool.spec.rollout.bounds(role, wanted.get(role, 0)))
-        for role in protocol.ROLES
-    }
+    """Return the bounds of every role; a role that the pool does not have has no groups.
+
+    A surge that the GPU budget leaves no room for is none, and what cannot be doubled moves with a gap.
+    """
+    wanted, each, budget = wanted_groups(pool), gpus(pool.spec), _budget(pool)
+    spare = None if budget is None else budget - sum(count * each[role] for role, count in wanted.items())
+    found: dict[str, Bounds] = {}
+    for role in protocol.ROLES:
+        count = wanted.get(role, 0)
+        surge, unavailable = pool.spec.rollout.bounds(role, count)
+        if spare is not None and count:
+            surge = min(surge, max(0, spare) // each[role])
+            spare -= surge * each[role]
+        found[role] = Bounds(count, surge, unavailable if surge or unavailable else 1)
+    return found
+
+
+def _budget(pool: InferencePool) -> int | None:
+    return None if pool.spec.scaling is None else pool.spec.scaling.gpu_budget
 
 
 def _unit(group: Group, now: float) -> Unit:

@@ -19,6 +19,7 @@ from twinpool.operator.logic.actions import (
     SetGate,
     TakeBack,
     Try,
+    WriteScaling,
 )
 from twinpool.operator.logic.contest import Repair
 from twinpool.operator.logic.observed import Refusal, read_child, read_pod, timestamp
@@ -192,9 +193,24 @@ class Executor:
             case TakeBack(name, uid, reason):
                 await self._cluster.delete("Pod", namespace, name, uid, "")
                 _log.warning("%s/%s: deleted pod %s, which must get another node: %s", *key, name, reason)
+            case WriteScaling():
+                await self._scale(key, action)
             case Delete(kind, name, uid, resource_version):
                 await self._cluster.delete(kind, namespace, name, uid, resource_version)
                 _log.info("%s/%s: deleted %s %s", namespace, pool, kind, name)
+
+    async def _scale(self, key: PoolKey, action: WriteScaling) -> None:
+        await self._cluster.apply_scaling(*key, action.uid, action.resource_version, action.scaling)
+        if action.changes and action.scaling is not None:
+            self._metrics.scaling_changes.inc()
+            target = action.scaling["target"]
+            _log.info(
+                "%s/%s: %d prefill and %d decode groups from now on: %s",
+                *key,
+                target["prefill"],
+                target["decode"],
+                action.scaling["reason"],
+            )
 
     async def _try_out(self, body: Mapping[str, Any]) -> None:
         """Ask for a dry run; where admission cannot do one, or its answer is about something else, nothing is known."""

@@ -45,6 +45,7 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
 
 FIELD_MANAGER = "twinpool/reconciler"
 STATUS_MANAGER = "twinpool/status"
+SCALING_MANAGER = "twinpool/scaling"
 
 #: Seconds for one request, and the longest time that the server may ask to be left alone.
 TIMEOUT = 10.0
@@ -151,6 +152,18 @@ class Cluster:
             "status": status,
         }
         return await self._patch(object_path(protocol.KIND, namespace, name) + "/status", _APPLY, body, STATUS_MANAGER)
+
+    async def apply_scaling(
+        self, namespace: str, name: str, uid: str, resource_version: str, scaling: Body | None
+    ) -> dict[str, Any]:
+        """Apply ``status.scaling`` as ``twinpool/scaling``, or take it away; refused when the pool has changed."""
+        body = {
+            "apiVersion": protocol.API_VERSION,
+            "kind": protocol.KIND,
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": resource_version},
+            "status": {} if scaling is None else {"scaling": scaling},
+        }
+        return await self._patch(object_path(protocol.KIND, namespace, name) + "/status", _APPLY, body, SCALING_MANAGER)
 
     async def merge(self, kind: str, namespace: str, name: str, body: Body) -> dict[str, Any]:
         """Merge ``body`` into an object; a uid or resourceVersion in it is a condition."""

@@ -91,7 +91,7 @@ def fingerprint(observed: Observed) -> str:
     """Return a digest of what was observed: equal ones must have given equal plans."""
     children = sorted((child.kind, child.name, child.uid, child.resource_version) for child in observed.children)
     pods = sorted(repr(pod) for pod in observed.pods)
-    said = repr(observed.reports)
+    said = repr((observed.reports, observed.scaling.gist() if observed.scaling else None))
     return digest([observed.pool.metadata.uid, observed.pool.metadata.generation, children, pods, said])
 
 

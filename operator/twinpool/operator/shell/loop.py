@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.observed import Observed
     from twinpool.operator.logic.settings import Settings
+    from twinpool.operator.shell.autoscaler import Autoscaler
     from twinpool.operator.shell.complaints import Complaints
     from twinpool.operator.shell.lease import Leadership
     from twinpool.operator.shell.metrics import Metrics
@@ -65,6 +66,7 @@ class Reconciler:
         journal: Journal | None = None,
         complaints: Complaints | None = None,
         placer: Placer | None = None,
+        autoscaler: Autoscaler | None = None,
     ) -> None:
         self._cache = cache
         self._queue = queue
@@ -83,6 +85,7 @@ class Reconciler:
         self._asked: dict[PoolKey, float] = {}
         self._complaints = complaints
         self._placer = placer
+        self._autoscaler = autoscaler
         #: When each reconciliation that is running began, by the loop's clock.
         self.running: dict[PoolKey, float] = {}
         #: Groups that a watch reported as gone since the pool was last looked at.
@@ -154,12 +157,14 @@ class Reconciler:
             self._metrics.pools.forget(key)
             for forget in (memory.forget for memory in memories):
                 forget(key)
-            if self._complaints:
-                self._complaints.forget(key)
+            for other in (self._complaints, self._autoscaler):
+                if other:
+                    other.forget(key)
             self.gone.pop(key, None)
             self._told.pop(key, None)
             return None
-        uid, before = body["metadata"]["uid"], body["status"]
+        # status.scaling has a writer of its own.
+        uid, before = body["metadata"]["uid"], {k: part for k, part in body["status"].items() if k != "scaling"}
         try:
             pool = read_pool(body)
         except ValueError as error:
@@ -183,7 +188,7 @@ class Reconciler:
         news = self._memory.refused(key, refusals)
         if news:
             made = plan(self._observe(key, pool), self.settings, self._clock())
-        self._metrics.pools.tell(key, figures(pool, made.status))
+        self._metrics.pools.tell(key, figures(pool, made.status, observed.scaling))
         wait = await self._tell(key, uid, before, made.status)
         if refusals:
             if news:
@@ -219,6 +224,7 @@ class Reconciler:
         observed = observe(key, pool, self._cache, self._memory, self._clock(), said)
         # Read before an engine that is ready again is asked no more: what it said meanwhile still counts.
         lives = {uid: life for uid, life in (self._lives.answers(key) or {}).items() if life is not None}
+        observed = self._autoscaler.look(key, observed) if self._autoscaler else observed
         self._books.follow(key, to_ask(observed))
         self._lives.follow(key, restarts.to_ask(groups(observed)))
         verdicts = self._placer.verdicts(key) if self._placer else {}

@@ -66,6 +66,7 @@ class Metrics:
         self.silent_watches = self._gauge("silent_watches")
         self.api_requests = self._counter("api_requests_total")
         self.drains = self._counter("drains_total")
+        self.scaling_changes = self._counter("scaling_changes_total")
         self.leader = self._gauge("leader")
         self.last_event = self._gauge("last_event_timestamp_seconds")
         self.pools = Pools()

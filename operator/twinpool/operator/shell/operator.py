@@ -18,6 +18,7 @@ import kopf
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.apply import Executor
 from twinpool.operator.shell.audit import Audit
+from twinpool.operator.shell.autoscaler import Autoscaler
 from twinpool.operator.shell.cluster import Cluster, configuration
 from twinpool.operator.shell.complaints import Complaints
 from twinpool.operator.shell.health import STUCK_AFTER, health_application, serve
@@ -85,6 +86,7 @@ class Operator:
         recorder = Recorder(cluster, options.identity)
         executor = Executor(cluster, self._leadership, self._memory, metrics, recorder)
         self._books, self._lives = RouterBooks(self._queue.add), EngineLives(self._queue.add)
+        self._autoscaler = Autoscaler(self._queue.add)
         self._placer = Placer(cluster, self._cache, self._leadership, options.settings.topology, self._queue.add)
         self._reconciler = Reconciler(
             self._cache,
@@ -99,6 +101,7 @@ class Operator:
             journal=self._journal,
             complaints=Complaints(cluster),
             placer=self._placer,
+            autoscaler=self._autoscaler,
         )
         metrics.queue_depth.set_function(lambda: len(self._queue))
         metrics.queue_age.set_function(self._queue.age)
@@ -154,6 +157,7 @@ class Operator:
         await asyncio.gather(*workers, *others, return_exceptions=True)
         await self._books.close()
         await self._lives.close()
+        await self._autoscaler.close()
         await self._leadership.release()
 
     async def _watch(self, stop: asyncio.Event, ended: asyncio.Event) -> None:
@@ -207,6 +211,7 @@ class Operator:
             self._lives.forget_all()
             self._placer.forget_all()
             self._metrics.pools.forget_all()
+            self._autoscaler.forget_all()
         if ours and self._synced:
             self._look_at_all()
 

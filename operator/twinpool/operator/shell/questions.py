@@ -45,6 +45,8 @@ class Questions(ABC, Generic[_Answer]):
 
     #: Where every pod is asked.
     path: str
+    #: Seconds between two questions at most; None: :data:`SLOW`.
+    slow: float | None = None
 
     def __init__(self, changed: Callable[[PoolKey], None]) -> None:
         self._changed = changed
@@ -111,11 +113,15 @@ class Questions(ABC, Generic[_Answer]):
             found = dict(zip((self.key(pod) for pod in asked), answers, strict=True))
             before = self._answers.get(key)
             self._answers[key] = found
-            pause = min(2 * pause, SLOW)
+            self.heard(key, found)
+            pause = min(2 * pause, SLOW if self.slow is None else self.slow)
             if before is None or self._gists(before) != self._gists(found):
                 pause = QUICK
                 self._changed(key)
             await asyncio.sleep(pause)
+
+    def heard(self, key: PoolKey, answers: Mapping[str, _Answer | None]) -> None:
+        """Take note of the answers of one round; most askers need only the last ones."""
 
     def _gists(self, answers: Mapping[str, _Answer | None]) -> object:
         return {name: None if answer is None else self.gist(answer) for name, answer in answers.items()}

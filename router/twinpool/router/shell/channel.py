@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from twinpool.router.logic.arrivals import Arrivals
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.index_exact import Held
 from twinpool.router.logic.ledger import Load
@@ -103,6 +104,7 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     #: Open connections, and CPU seconds used since the start.
     clients: int = 0
     cpu: float = 0.0
+    arrivals: Arrivals = msgspec.field(default_factory=Arrivals)
 
 
 Down = Hello | Endpoints | Keys | Shed | Ask | Drain | Relied | Emptied | Located

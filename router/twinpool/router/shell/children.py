@@ -8,6 +8,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from twinpool.router.logic import arrivals
+from twinpool.router.logic.arrivals import Arrivals
 from twinpool.router.logic.metrics import Numbers, counters_only, keep_workers, total
 from twinpool.router.shell import channel
 
@@ -40,6 +42,8 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._retired = Numbers()
         self._last = Numbers()
+        self._retired_arrivals = Arrivals()
+        self._last_arrivals = Arrivals()
         self._answers: dict[int, asyncio.Event] = {}
         self._draining = False
         self.loads: list[tuple[str, Load]] = []
@@ -54,6 +58,11 @@ class Child:
     def numbers(self) -> Numbers:
         """What this process and its predecessors counted."""
         return total((self._retired, self._last))
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """The work that came to this process and its predecessors."""
+        return arrivals.total((self._retired_arrivals, self._last_arrivals))
 
     async def run(self) -> None:
         """Keep a data process running; return after a drain, when it has ended."""
@@ -91,11 +100,13 @@ class Child:
         self._writer.close()
         self._writer = None
         self._retired, self._last, self.loads = total((self._retired, counters_only(self._last))), Numbers(), []
+        self._retired_arrivals, self._last_arrivals = self.arrivals, Arrivals()
         return await self._process.wait()
 
     def _take(self, report: channel.Report) -> None:
         self.up = True
         self._last, self.loads, self.warmth = report.numbers, report.loads, report.warmth
+        self._last_arrivals = report.arrivals
         self.clients, self.cpu = report.clients, report.cpu
         answered = self._answers.pop(report.number, None)
         if answered is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core.errors import InvalidValue
+from twinpool.router.logic import arrivals
 from twinpool.router.logic.balance import to_shed
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.metrics import Numbers, render, total
@@ -133,6 +134,7 @@ class Control:
             "/admin/endpoints": self._endpoints_page,
             "/admin/index": self._index_page,
             "/admin/ledger": self._ledger_page,
+            "/admin/work": self._work_page,
         }
         host, port = self._settings.host, self._settings.admin_port
         try:
@@ -320,6 +322,26 @@ class Control:
         followers = self._followers
         named = [{"name": e.pod, "id": e.id, "role": e.role, **followers.state(e.id)} for e in self._published]
         body = {"blockSize": followers.relied[0], "table": followers.table(), "endpoints": named}
+        return 200, JSON, json.dumps(body).encode()
+
+    async def _work_page(self) -> tuple[int, str, bytes]:
+        """Show the work that arrived since the start and what waits now, for the operator's scaling.
+
+        ``current`` is false when a data process did not answer: its newest numbers are missing.
+        """
+        current = await self._refresh()
+        roles = {endpoint.id: endpoint.role for endpoint in self._published}
+        loads = [(roles.get(identity), load) for identity, load in self._loads().items()]
+        numbers = total([child.numbers for child in self._children])
+        waiting = numbers.values.get("twinpool_router_requests_waiting", {}).get((), 0.0)
+        body = {
+            "pool": self._settings.config.pool,
+            "current": current,
+            "arrivals": dataclasses.asdict(arrivals.total([child.arrivals for child in self._children])),
+            "waiting": int(waiting),
+            "prefillSeconds": sum(load.backlog for role, load in loads if role == "prefill"),
+            "decoding": sum(load.requests for role, load in loads if role == "decode"),
+        }
         return 200, JSON, json.dumps(body).encode()
 
     def _loads(self) -> dict[str, Load]:

@@ -57,6 +57,7 @@ class DataProcess:
             warmth=self.pool.warmth.tokens(self.pool.clock()),
             clients=len(self._clients),
             cpu=time.process_time(),
+            arrivals=self.pool.meter.arrivals,
         )
 
     async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

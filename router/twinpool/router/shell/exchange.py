@@ -79,6 +79,7 @@ class Exchange:
 
     def _enter(self) -> None:
         request = self._call.request
+        self.pool.meter.arrived(self._asked.ask)
         priority = self.pool.priority(request)
         tokens = request.prompt_tokens + request.output_tokens
         self._waiting = self.pool.admission.enter(self, self._call.key, priority, tokens)
@@ -157,6 +158,7 @@ class Exchange:
                 return
             cached = cached_tokens(body)
             self.pool.prefilled(leg.endpoint, leg.expected, leg.seconds, cached)
+            self.pool.meter.prefilled(leg.endpoint, leg.expected, self._asked.ask.prompt, leg.seconds, cached)
             self.pool.warmth.add(leg.endpoint.id, cached or 0, self.pool.clock())
             self._params = params
             self._prefill_endpoint = leg.endpoint
@@ -202,9 +204,10 @@ class Exchange:
 
     def decode_ended(self) -> None:
         """The answer was passed on to its end."""
+        if self._decode is not None and self._events:
+            self.pool.meter.wrote(self._decode.endpoint, *self._record.complete())
         self._decode = None
         self._end_leg("" if self._record.status < 400 else str(self._record.status))
-        self._record.complete()
         self._apply(handoff.decode_ended(self._state))
 
     def decode_lost(self, fill: bytes | None) -> None:

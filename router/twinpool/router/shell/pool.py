@@ -12,6 +12,7 @@ from twinpool.router.logic import endpoints, policy, share
 from twinpool.router.logic.breaker import Breaker
 from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.ledger import Ledger
+from twinpool.router.logic.meter import Meter
 from twinpool.router.logic.metrics import Numbers, keep_workers
 from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
 from twinpool.router.logic.warmth import Warmth
@@ -51,6 +52,7 @@ class Pool:
         self._shares: dict[str, float] = {}
         self.ledger = Ledger()
         self.chooser = Chooser(config, self.ledger, rng, processes)
+        self.meter = Meter(self.ledger, processes)
         self.warmth = Warmth()
         self.breaker = Breaker()
         self.numbers = Numbers()
@@ -83,6 +85,7 @@ class Pool:
         admitted = (endpoint.id for endpoint in known if endpoint.admitted)
         self.breaker.keep(self.directory.known, admitted, self.loop.time())
         self.chooser.keep(self.directory.known)
+        self.meter.keep(self.directory.known)
         self.warmth.keep(self.directory.known)
         self.connections.sweep(set(self.directory.known))
         keep_workers(self.numbers, {endpoint.pod for endpoint in known})

@@ -49,12 +49,14 @@ class Record:
         by = ("remote" if handed_off else "local", self.decode)
         numbers.observe("twinpool_router_first_event_seconds", max(now - sent, 0.0), by)
 
-    def complete(self) -> None:
-        """The answer came to its end, which follows the last token at once."""
+    def complete(self) -> tuple[int, float]:
+        """The stream came to its end, which follows the last token at once: return its tokens and seconds apart."""
         tokens = self.events - 1  # the last event is [DONE]
-        if tokens > 1:
-            mean = (self._pool.clock() - self._first) / (tokens - 1)
-            self._pool.numbers.observe("twinpool_router_inter_token_seconds", mean, (self.decode,))
+        if tokens <= 1:
+            return max(0, tokens), 0.0
+        mean = (self._pool.clock() - self._first) / (tokens - 1)
+        self._pool.numbers.observe("twinpool_router_inter_token_seconds", mean, (self.decode,))
+        return tokens, mean
 
     def log(self, state: State) -> None:
         """The request has ended: write it down, if it is among those that are."""

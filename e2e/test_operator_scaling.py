@@ -1,0 +1,180 @@
+"""Numbers of groups follow the arriving work: the ratio at constant request rate, the GPU budget, zero and back."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from twinpool.core import protocol
+from twinpool.demo.client import stream
+from twinpool.demo.scenario import condition, pool, router_url
+from twinpool.localcluster.waiting import wait_until
+
+if TYPE_CHECKING:
+    from twinpool.localcluster.cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+NAME, MODEL = "elastic", "simulated-model"
+#: GPUs (on the CPU: ranks) that all groups together may hold.
+BUDGET = 5
+#: Requests per second, the same all the time.
+RATE = 2.0
+#: Ten times as slow as the modelled H100: what the operator must find out by itself.
+ARGS = ["--time-scale=10", "--max-num-seqs=4"]
+#: A prompt takes a tenth of a second or one and a half, an answer 3 tokens or 32 of a tenth of a second.
+READING = {"prompt": "long " * 4000, "max_tokens": 3}
+WRITING = {"prompt": "short " * 100, "max_tokens": 32}
+
+
+def manifest(low: int = 1, window: str = "8s", patience: str = "6s") -> str:
+    role = {"resources": {"gpu": {"perNode": 0}}, "drainTimeout": "10s", "replicas": 1}
+    bounds = {"prefill": {"min": low, "max": 4}, "decode": {"min": low, "max": 4}, "gpuBudget": BUDGET}
+    spec = {
+        "model": {"name": MODEL},
+        "engine": {"kind": "simulated", "args": ARGS},
+        "prefill": role,
+        "decode": role,
+        "objectives": {"ttft": "6s", "itl": "200ms", "percentile": 90},
+        "scaling": {**bounds, "window": window, "stabilization": {"scaleIn": patience, "scaleOut": "1s"}},
+        "routing": {"queue": {"timeout": "150s", "hold": "150s"}},
+    }
+    body = {"apiVersion": protocol.API_VERSION, "kind": protocol.KIND, "metadata": {"name": NAME}, "spec": spec}
+    text: str = yaml.safe_dump(body)
+    return text
+
+
+class Traffic:
+    """Requests at a fixed rate, whether or not earlier ones have ended; their shape may be changed."""
+
+    def __init__(self, url: str, shape: dict[str, Any]) -> None:
+        self.url, self.shape = f"{url}/v1/completions", shape
+        self.answered, self.failures = 0, list[str]()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._clock = threading.Thread(target=self._tick)
+
+    def __enter__(self) -> Traffic:
+        self._clock.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in (self._clock, *self._threads):
+            thread.join(timeout=120)
+
+    def _tick(self) -> None:
+        while not self._stop.wait(1 / RATE):
+            thread = threading.Thread(target=self._ask, args=(dict(self.shape), len(self._threads)))
+            self._threads.append(thread)
+            thread.start()
+
+    def _ask(self, shape: dict[str, Any], number: int) -> None:
+        # No two prompts begin alike: nothing is cached.
+        body = {"model": MODEL, **shape, "prompt": f"{number} {shape['prompt']}", "ignore_eos": True}
+        try:
+            for _ in stream(self.url, body):
+                pass
+        except Exception as error:
+            self.failures.append(f"{type(error).__name__}: {error}")
+        else:
+            self.answered += 1
+
+
+def workers(cluster: Cluster, namespace: str) -> int:
+    """Return how many worker pods there are, those that are ending too."""
+    selector = f"{protocol.LABEL_POOL}={NAME},{protocol.LABEL_ROLE} in (prefill,decode)"
+    return len(cluster.json("-n", namespace, "get", "pods", "-l", selector)["items"])
+
+
+class Watch:
+    """Counts worker pods all the time: none beyond the budget may exist, not even while it ends."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster, self._namespace = cluster, namespace
+        self.most = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=60)
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.3):
+            self.most = max(self.most, workers(self._cluster, self._namespace))
+
+
+class Elastic:
+    """The pool of a test."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+
+    def apply(self, **changes: Any) -> None:
+        self.cluster.kubectl("-n", self.namespace, "apply", "-f", "-", input=manifest(**changes))
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = pool(self.cluster, self.namespace, NAME).get("status", {})
+        return found
+
+    def target(self) -> tuple[int, int]:
+        found = self.status().get("scaling", {}).get("target", {})
+        return found.get("prefill", -1), found.get("decode", -1)
+
+    def routable(self) -> tuple[int, int]:
+        found = self.status()
+        return found.get("prefill", {}).get("routable", -1), found.get("decode", {}).get("routable", -1)
+
+    def await_target(self, test: Any, what: str, seconds: float = 120) -> tuple[int, int]:
+        wait_until(lambda: test(*self.target()), seconds, f"the target has {what}; it is {self.target()}")
+        return self.target()
+
+    def await_decision(self, test: Any, seconds: float = 120) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the numbers before and after the newest change that ``test`` takes."""
+
+        def changes() -> list[Any]:
+            made = self.status().get("scaling", {}).get("decisions", [])
+            pairs = [[(item[k]["prefill"], item[k]["decode"]) for k in ("before", "after")] for item in made]
+            return [tuple(pair) for pair in pairs if test(*pair)]
+
+        wait_until(changes, seconds, f"the numbers change as foreseen; the last ones were {self.status()['scaling']}")
+        found: tuple[tuple[int, int], tuple[int, int]] = changes()[0]
+        return found
+
+    def await_routable(self, test: Any, what: str, seconds: float = 150) -> None:
+        wait_until(lambda: test(*self.routable()), seconds, f"there are {what} routable groups")
+
+
+@pytest.fixture
+def elastic(twinpool: Cluster, namespace: str) -> Elastic:
+    return Elastic(twinpool, namespace)
+
+
+def test_a_length_shift_moves_the_ratio_in_one_write_within_the_budget_and_over_a_dead_operator(
+    elastic: Elastic,
+) -> None:
+    elastic.apply()
+    elastic.await_routable(lambda p, d: (p, d) == (1, 1), "1 and 1")
+    url = router_url(elastic.cluster, elastic.namespace, NAME)
+    with Watch(elastic.cluster, elastic.namespace) as watch, Traffic(url, WRITING) as traffic:
+        elastic.await_target(lambda p, d: p <= 2 and d >= 3, "more decode than prefill")
+        elastic.await_routable(lambda _, d: d >= 3, "3 decode")
+        traffic.shape = READING
+        # Both numbers in one write.
+        before, after = elastic.await_decision(lambda old, new: new[0] > old[0] and new[1] < old[1])
+        assert sum(after) <= BUDGET >= sum(before)
+        operator = ("-n", "twinpool-system", "delete", "pod", "--all", "--force", "--grace-period=0", "--wait=false")
+        elastic.cluster.kubectl(*operator)
+        elastic.await_routable(lambda p, d: p >= 3 and d <= 2, "3 prefill and fewer decode")
+    assert watch.most <= BUDGET
+    assert traffic.failures == []
+    assert traffic.answered
+    assert condition(pool(elastic.cluster, elastic.namespace, NAME), "ScalingActive")["status"] == "True"
