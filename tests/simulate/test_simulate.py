@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from twinpool.core.economics import ASSUMED, Prices
 from twinpool.core.errors import InvalidValue
 from twinpool.core.queueing import mean_wait
+from twinpool.operator.logic.scaling import Limits
+from twinpool.operator.logic.scaling_need import Group, Promise
 from twinpool.router.logic.policy import Ask, Candidate
 from twinpool.simulate import scores, traces
 from twinpool.simulate.cache import Cache
@@ -24,6 +26,7 @@ from twinpool.simulate.pool import Setup, simulate
 from twinpool.simulate.rules import RULES, Seen
 from twinpool.simulate.traces import Request
 from twinpool.simulate.views import Kind
+from twinpool.simulate.whatif import Variant, demand, planned, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,6 +208,70 @@ def test_a_line_that_cannot_be_read_is_named() -> None:
         traces.read_mooncake([MOONCAKE, "{}"], "conv.jsonl")
     with pytest.raises(InvalidValue, match=r"a\.csv, line 2"):
         traces.read_azure(["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"], "a.csv")
+
+
+def test_the_format_follows_from_the_first_line_and_bad_lines_are_left_out_by_number() -> None:
+    found, problems = traces.read(["", MOONCAKE, "{}", "no JSON", MOONCAKE.replace("3000", "4000")])
+    assert [request.arrival for request in found] == [0.0, 1.0]
+    assert [problem.line for problem in problems] == [3 - 1, 4 - 1]
+    azure = ["TIMESTAMP,ContextTokens,GeneratedTokens\n", "2023-11-16 18:17:03.9,4808,10\n", "x,1,2\n", "\n"]
+    found, problems = traces.read(azure)
+    assert found == (Request(0.0, 4808, 10),)
+    assert [problem.line for problem in problems] == [3, 4]
+    assert str(problems[0]).startswith("line 3: ValueError")
+    logged = ['{"time": 5, "prompt_tokens": 7, "events": 4}', "", '{"time": 6, "prompt_tokens": 8, "output_tokens": 0}']
+    assert traces.read(logged) == ((Request(0.0, 7, 3), Request(1.0, 8, 1)), ())
+    assert traces.read([]) == ((), ())
+
+
+@pytest.mark.parametrize("use", [0.3, 0.7])
+def test_exponential_prompts_wait_as_long_as_m_m_1_says_and_little_holds(use: float) -> None:
+    dice, clock, moment = rng(5), Clock(), 0.0
+    worker = PrefillWorker(clock, PLAIN, Cache(0))
+    waits: list[float] = []
+    flying, area, last = 0, 0.0, 0.0
+
+    def count(change: int) -> None:
+        nonlocal flying, area, last
+        area += flying * (clock.now - last)
+        flying, last = flying + change, clock.now
+
+    for _ in range(60_000):
+        moment += dice.expovariate(use / 1000)
+        size = 1 + round(dice.expovariate(1 / 1000))
+        job = Job(Request(moment, size, 1))
+
+        def prefilled(job: Job = job) -> None:
+            waits.append(clock.now - job.request.arrival - job.request.prompt)
+            count(-1)
+
+        def arrive(job: Job = job) -> None:
+            count(1)
+            worker.submit(job)
+
+        job.prefilled = prefilled
+        clock.at(moment, arrive)
+    clock.run()
+    assert statistics.fmean(waits) == pytest.approx(mean_wait(1, use / 1000, 1000), rel=0.08)
+    sojourn = statistics.fmean(waits) + 1000
+    assert area / clock.now == pytest.approx(len(waits) / clock.now * sojourn, rel=0.01)
+
+
+def test_what_if_runs_say_what_a_rate_a_rule_and_numbers_of_groups_give() -> None:
+    trace, told = conversations(300, 3), list[int]()
+    base = Setup(ASSUMED, 1, 1, 100_000, 200_000, decode_prices=ASSUMED.scaled(2.0))
+    one = run(trace, base, Variant(1.0, "price", 2, 1), Promise(5.0, 0.05), (2, 1), told.append)
+    assert told == [0, 200]
+    assert one.gpu_hours == pytest.approx(5 * max(r.arrival for r in trace) / 3600, rel=0.2)
+    fast = run(trace, base, Variant(50.0, "price", 2, 1), Promise(5.0, 0.05), (2, 1))
+    assert fast.score.attainment < one.score.attainment
+    work = demand(trace, ASSUMED, 100_000)
+    assert work.rate == pytest.approx(4.0, rel=0.2)
+    assert 0 < work.prefill < ASSUMED.prefill(work.prompt, 0), "some of it is cached"
+    found = planned(work, ASSUMED, Promise(5.0, 0.05), Group(200_000), Limits((1, 9), (1, 9)))
+    assert found.enough
+    lone = demand(trace[:1], ASSUMED, 100_000)
+    assert (lone.arrival_variation, lone.prefill_variation) == (1.0, 0.0)
 
 
 def test_samples_keep_the_rate_and_differ() -> None:

@@ -25,6 +25,7 @@ from twinpool.cli.live.command import live
 from twinpool.cli.metrics import metrics
 from twinpool.cli.placement import plan
 from twinpool.cli.rollout import app as rollout
+from twinpool.cli.simulate import simulate
 from twinpool.cli.status import status
 from twinpool.cli.top import top
 from twinpool.cli.validate import validate as validate_stream
@@ -41,6 +42,7 @@ app.command(top)
 app.command(rollout)
 app.command(plan)
 app.command(explain)
+app.command(simulate)
 app.command(metrics)
 app.command(live)
 

@@ -16,11 +16,15 @@ from twinpool.simulate.traces import BLOCK_TOKENS
 from twinpool.simulate.views import View
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from twinpool.core.economics import Prices
     from twinpool.simulate.traces import Request
     from twinpool.simulate.views import Kind
+
+
+#: Requests between two words of progress.
+_PROGRESS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Setup:
     routers: int = 1
     index: Kind = "exact"
     seed: int = 0
+    #: Prices of decode workers where their GPUs are others; ``prices`` are then those of prefill and of choices.
+    decode_prices: Prices | None = None
 
 
 @dataclass(slots=True)
@@ -165,15 +171,18 @@ class Pool:
             PrefillWorker(clock, setup.prices, Cache(blocks, self.view.listener(name))) for name in self.prefill_names
         ]
         # What a decode worker does not need for sequences holds the blocks of those that ended: half, on average.
-        half = setup.decode_capacity // BLOCK_TOKENS // 2
+        half, prices = setup.decode_capacity // BLOCK_TOKENS // 2, setup.decode_prices or setup.prices
         self.decode = [
-            DecodeWorker(clock, setup.prices, setup.decode_capacity, Cache(half, self.view.listener(name)))
+            DecodeWorker(clock, prices, setup.decode_capacity, Cache(half, self.view.listener(name)))
             for name in self.decode_names
         ]
 
 
-def simulate(trace: Sequence[Request], setup: Setup) -> list[Job]:
-    """Return what became of every request of ``trace``. The same setup gives the same result."""
+def simulate(trace: Sequence[Request], setup: Setup, progress: Callable[[int], None] | None = None) -> list[Job]:
+    """Return what became of every request of ``trace``. The same setup gives the same result.
+
+    ``progress`` is told now and then how many requests have arrived.
+    """
     clock = Clock()
     pool = Pool(setup, clock)
     routers = [Router(setup, pool, setup.seed * 1000 + number) for number in range(setup.routers)]
@@ -182,5 +191,8 @@ def simulate(trace: Sequence[Request], setup: Setup) -> list[Job]:
     for job in jobs:
         router = routers[rng.randrange(len(routers))]
         clock.at(job.request.arrival, lambda router=router, job=job: router.route(job))  # type: ignore[misc]
+    if progress is not None:
+        for number in range(0, len(jobs), _PROGRESS):
+            clock.at(jobs[number].request.arrival, lambda number=number: progress(number))  # type: ignore[misc]
     clock.run()
     return jobs

@@ -1,21 +1,24 @@
 """Request traces: what arrived when, how long it was, and which prompts began alike. Pure; times in seconds.
 
-Two published formats are read: Mooncake's JSON lines (FAST'25; ``timestamp`` in milliseconds, ``hash_ids`` of blocks of
-512 tokens) and Azure's CSV of 2023 (Splitwise, ISCA'24). A line that cannot be read is named by number and reason.
+Three formats are read: Mooncake's JSON lines (FAST'25; ``timestamp`` in milliseconds, ``hash_ids`` of blocks of 512
+tokens), Azure's CSV of 2023 (Splitwise, ISCA'24), and JSON lines with fields of the router's access log (``time`` in
+seconds, ``prompt_tokens``, and ``output_tokens`` or ``events``). A line that cannot be read is named by number and
+reason.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinpool.core.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from random import Random
 
 #: Tokens of one block of a Mooncake trace.
@@ -34,6 +37,44 @@ class Request:
     blocks: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line that cannot be read."""
+
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+def read(lines: Iterable[str]) -> tuple[tuple[Request, ...], tuple[Problem, ...]]:
+    """Read a trace in the format that its first line is in; lines that cannot be read are left out and named."""
+    lines = iter(lines)
+    first = next((line for line in lines if line.strip()), "")
+    found: list[Request] = []
+    problems: list[Problem] = []
+    rows = enumerate(itertools.chain([first], lines), 1)
+    if not first.lstrip().startswith("{"):
+        columns = next(csv.reader([next(rows)[1]]), [])
+        for number, line in rows:
+            values = next(csv.reader([line]), [])
+            _take(number, lambda values=values: _azure(dict(zip(columns, values, strict=False))), found, problems)  # type: ignore[misc]
+        return _sorted(found), tuple(problems)
+    entry = _mooncake if '"hash_ids"' in first else _logged
+    for number, line in rows:
+        if line.strip():
+            _take(number, lambda line=line: entry(json.loads(line)), found, problems)  # type: ignore[misc]
+    return _sorted(found), tuple(problems)
+
+
+def _take(number: int, make: Callable[[], Request], found: list[Request], problems: list[Problem]) -> None:
+    try:
+        found.append(make())
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        problems.append(Problem(number, f"{type(error).__name__}: {error}"))
+
+
 def read_mooncake(lines: Iterable[str], name: str) -> tuple[Request, ...]:
     """Read a trace of JSON lines.
 
@@ -42,23 +83,22 @@ def read_mooncake(lines: Iterable[str], name: str) -> tuple[Request, ...]:
     InvalidValue
         With file, line number and reason.
     """
-    found = []
+    found: list[Request] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
-            request = Request(
-                arrival=float(entry["timestamp"]) / 1000,
-                prompt=int(entry["input_length"]),
-                output=int(entry["output_length"]),
-                blocks=tuple(int(block) for block in entry["hash_ids"]),
-            )
+            found.append(_mooncake(json.loads(line)))
         except (ValueError, TypeError, KeyError) as error:
             raise _unreadable(name, number, error, "timestamp, input_length, output_length and hash_ids") from None
-        # The last name stands for a block that is not full and so cannot be reused.
-        found.append(replace(request, blocks=request.blocks[: request.prompt // BLOCK_TOKENS]))
     return _sorted(found)
+
+
+def _mooncake(entry: Mapping[str, Any]) -> Request:
+    prompt = int(entry["input_length"])
+    # The last name stands for a block that is not full and so cannot be reused.
+    blocks = tuple(int(block) for block in entry["hash_ids"])[: prompt // BLOCK_TOKENS]
+    return Request(float(entry["timestamp"]) / 1000, prompt, int(entry["output_length"]), blocks)
 
 
 def read_azure(lines: Iterable[str], name: str) -> tuple[Request, ...]:
@@ -72,11 +112,21 @@ def read_azure(lines: Iterable[str], name: str) -> tuple[Request, ...]:
     found = []
     for number, row in enumerate(csv.DictReader(lines), 2):
         try:
-            moment = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-            found.append(Request(moment, int(row["ContextTokens"]), max(1, int(row["GeneratedTokens"]))))
+            found.append(_azure(row))
         except (ValueError, TypeError, KeyError) as error:
             raise _unreadable(name, number, error, "TIMESTAMP,ContextTokens,GeneratedTokens") from None
     return _sorted(found)
+
+
+def _azure(row: Mapping[str, Any]) -> Request:
+    moment = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+    return Request(moment, int(row["ContextTokens"]), max(1, int(row["GeneratedTokens"])))
+
+
+def _logged(entry: Mapping[str, Any]) -> Request:
+    """Read one line of the router's access log; the last event of a stream is no token."""
+    output = entry["output_tokens"] if "output_tokens" in entry else int(entry["events"]) - 1
+    return Request(float(entry["time"]), int(entry["prompt_tokens"]), max(1, int(output)))
 
 
 def _unreadable(name: str, number: int, error: Exception, wanted: str) -> InvalidValue:

@@ -1,0 +1,231 @@
+"""``twinpool simulate``: what a pool would do with a trace of requests, in virtual time. Never a measurement."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from twinpool.cli.pools import from_file
+from twinpool.cli.table import write_table, write_value
+from twinpool.core.economics import prices_of
+from twinpool.core.errors import TwinpoolError
+from twinpool.core.kv import SHAPES, kv_bytes_per_token_per_gpu
+from twinpool.core.model_config import shape_of
+from twinpool.core.sizing import Split, Workload, memory
+from twinpool.core.timing import ACCELERATORS
+from twinpool.operator.logic.scaling import Limits
+from twinpool.operator.logic.scaling_need import Group
+from twinpool.operator.logic.scaling_step import promise_of
+from twinpool.operator.logic.target import gpus as gpus_of
+from twinpool.operator.logic.target import limits as limits_of
+from twinpool.simulate.pool import Setup
+from twinpool.simulate.rules import RULES
+from twinpool.simulate.traces import read
+from twinpool.simulate.whatif import Outcome, Variant, demand, planned, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twinpool.core.kv import ModelShape
+    from twinpool.core.spec import InferencePool, WorkerRole
+    from twinpool.core.timing import Accelerator
+    from twinpool.operator.logic.scaling import Decision
+    from twinpool.operator.logic.scaling_need import Promise
+    from twinpool.simulate.traces import Problem, Request
+
+#: Lines that cannot be read, named one by one.
+_NAMED = 10
+#: Steps of a sweep over rates.
+_STEPS = 5
+_HEADERS = ("rate", "rule", "P:D", "attained", "TTFT mean", "TTFT p99", "ITL p99", "cached", "GPU hours")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A pool, a trace, and what is to be tried on them."""
+
+    trace: Sequence[Request]
+    problems: Sequence[Problem]
+    setup: Setup
+    variants: Sequence[Variant]
+    promise: Promise
+    gpus: tuple[int, int]
+    plan: Decision
+
+
+def simulate(
+    *,
+    trace: Annotated[Path, Parameter(help="Requests: Mooncake's JSON lines, Azure's CSV, or a router's access log.")],
+    pool: Annotated[Path, Parameter(name=["--pool", "-f"], help="Manifest of the pool.")],
+    model: Annotated[str, Parameter(help=f"Shape of the model: {', '.join(SHAPES)}.")] = "llama-3-8b",
+    model_config: Annotated[Path | None, Parameter(help="config.json of the model, instead of --model.")] = None,
+    gpu: Annotated[str, Parameter(help=f"Kind of GPU: {', '.join(ACCELERATORS)}.")] = "h100",
+    compare: Annotated[str, Parameter(help="Routing rules beside the pool's, separated by commas, or all.")] = "",
+    sweep: Annotated[str, Parameter(help="Multiples of the trace's rate: rate=0.5..1.5 (five steps).")] = "",
+    first: Annotated[int | None, Parameter(help="Use only the first requests of the trace, so many.")] = None,
+    seed: Annotated[int, Parameter(help="Same seed, same answer.")] = 0,
+    output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
+) -> int:
+    """Replay a trace on a pool in virtual time, with the routing rule and the planner that decide in production.
+
+    Times come from data sheets (see --gpu), so this ranks choices; it measures nothing. Lines that cannot be read are
+    named and left out. Exit code 1: the pool would keep its objectives for fewer requests than it promises.
+    """
+    asked = _question(from_file(pool), _lines(trace, first), _shape(model, model_config), gpu, compare, sweep, seed)
+    outcomes = _run(asked)
+    if output == "json":
+        write_value(_json(asked, outcomes), output)
+    else:
+        _write(asked, outcomes)
+    return 0 if outcomes[0].score.attainment >= 1 - asked.promise.miss else 1
+
+
+def _lines(path: Path, first: int | None) -> tuple[Sequence[Request], Sequence[Problem]]:
+    try:
+        with path.open() as lines:
+            found, problems = read(lines)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TwinpoolError(f"{path} cannot be read: {error}", "give a text file with one request a line") from None
+    if not found:
+        why = f": {problems[0]}" if problems else ""
+        raise TwinpoolError(f"{path} holds no request{why}", "docs/scaling.md says which formats are read")
+    return found[:first], problems
+
+
+def _shape(model: str, config: Path | None) -> ModelShape:
+    if config is None:
+        if model not in SHAPES:
+            raise TwinpoolError(f"the model {model!r} is unknown", f"use {', '.join(SHAPES)}, or give --model-config")
+        return SHAPES[model]
+    try:
+        return shape_of(json.loads(config.read_text()), config.name)
+    except (OSError, ValueError) as error:
+        raise TwinpoolError(f"{config} cannot be read: {error}", "give the model's config.json") from None
+
+
+def _question(
+    pool: InferencePool,
+    lines: tuple[Sequence[Request], Sequence[Problem]],
+    shape: ModelShape,
+    gpu: str,
+    compare: str,
+    sweep: str,
+    seed: int,
+) -> Question:
+    prefill, decode = pool.spec.prefill, pool.spec.decode
+    if gpu not in ACCELERATORS:
+        raise TwinpoolError(f"the GPU {gpu!r} is unknown", f"use {', '.join(ACCELERATORS)}")
+    if prefill is None:
+        raise TwinpoolError("the pool has no prefill role", "only pools that hand off are simulated")
+    kind, (trace, problems) = ACCELERATORS[gpu], lines
+    prices = [prices_of(shape, kind, role.ranks) for role in (prefill, decode)]
+    setup = Setup(
+        prices[0], prefill.replicas, decode.replicas, _room(shape, kind, prefill), _room(shape, kind, decode),
+        rule=pool.spec.routing.policy, conditional=pool.spec.handoff.conditional == "auto", seed=seed,
+        routers=max(1, pool.spec.routing.replicas), decode_prices=prices[1],
+    )  # fmt: skip
+    promise, each = promise_of(pool), gpus_of(pool.spec)
+    work = demand(trace, prices[0], setup.prefill_cache)
+    limits = Limits((1, 1000), (1, 1000), each["prefill"], each["decode"])
+    if pool.spec.scaling is not None:
+        limits = limits_of(pool, pool.spec.scaling)
+    plan = planned(work, prices[1], promise, Group(setup.decode_capacity), limits)
+    variants = [
+        Variant(rate, rule, setup.prefill, setup.decode) for rate in _rates(sweep) for rule in _rules(setup, compare)
+    ]
+    if (plan.prefill, plan.decode) != (setup.prefill, setup.decode):
+        variants.append(Variant(1.0, setup.rule, plan.prefill, plan.decode))
+    return Question(trace, problems, setup, variants, promise, (each["prefill"], each["decode"]), plan)
+
+
+def _room(shape: ModelShape, gpu: Accelerator, role: WorkerRole) -> int:
+    """Return the KV tokens that one group holds.
+
+    Raises
+    ------
+    TwinpoolError
+        When the weights alone do not fit.
+    """
+    split = Split(role.parallelism.tensor, role.parallelism.pipeline)
+    one = memory(shape, gpu, split, Workload(concurrency=1))
+    free = one.room - one.weights - one.redundant - one.activations
+    if free <= 0:
+        raise TwinpoolError(
+            f"{shape.name} does not fit on {split.tensor * split.pipeline} {gpu.name}",
+            "raise parallelism.tensor, or give another --gpu",
+        )
+    return int(free * split.pipeline / kv_bytes_per_token_per_gpu(shape, split.tensor))
+
+
+def _rules(setup: Setup, compare: str) -> list[str]:
+    others = list(RULES) if compare == "all" else [name.strip() for name in compare.split(",") if name.strip()]
+    if unknown := [name for name in others if name not in RULES]:
+        raise TwinpoolError(f"the rule {unknown[0]!r} is unknown", f"use all, or some of {', '.join(RULES)}")
+    return list(dict.fromkeys([setup.rule, *others]))
+
+
+def _rates(sweep: str) -> list[float]:
+    """Return the multiples of the rate to try, 1 first."""
+    if not sweep:
+        return [1.0]
+    low, _, high = sweep.removeprefix("rate=").partition("..")
+    try:
+        begin, end = float(low), float(high)
+    except ValueError:
+        begin, end = 0.0, 0.0
+    if not 0 < begin < end:
+        raise TwinpoolError(f"--sweep {sweep} is not understood", "write rate=LOW..HIGH, such as rate=0.5..1.5")
+    steps = [begin + (end - begin) * step / (_STEPS - 1) for step in range(_STEPS)]
+    return list(dict.fromkeys([1.0, *steps]))
+
+
+def _run(asked: Question) -> list[Outcome]:
+    """Run every variant, and show how far it is where somebody looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    total = len(asked.variants) * len(asked.trace)
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("requests", total=total)
+        found = []
+        for number, variant in enumerate(asked.variants):
+            done = number * len(asked.trace)
+
+            def told(count: int, done: int = done) -> None:
+                progress.update(bar, completed=done + count)
+
+            found.append(run(asked.trace, asked.setup, variant, asked.promise, asked.gpus, told))
+    return found
+
+
+def _json(asked: Question, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "requests": len(asked.trace),
+        "skipped": [{"line": problem.line, "reason": problem.reason} for problem in asked.problems],
+        "planned": {"prefill": asked.plan.prefill, "decode": asked.plan.decode, "reason": asked.plan.reason},
+        "runs": [{**asdict(item.variant), **asdict(item.score), "gpu_hours": item.gpu_hours} for item in outcomes],
+    }
+
+
+def _write(asked: Question, outcomes: Sequence[Outcome]) -> None:
+    for problem in asked.problems[:_NAMED]:
+        sys.stderr.write(f"left out: {problem}\n")
+    if len(asked.problems) > _NAMED:
+        sys.stderr.write(f"left out: {len(asked.problems) - _NAMED} more lines\n")
+    sys.stdout.write(f"{len(asked.trace)} requests in virtual time; the model's seconds, nothing is measured\n")
+    write_table(_HEADERS, [_row(item) for item in outcomes])
+    sys.stdout.write(f"planner: {asked.plan.prefill}:{asked.plan.decode}, since {asked.plan.reason}\n")
+
+
+def _row(item: Outcome) -> tuple[str, ...]:
+    variant, score = item.variant, item.score
+    return (
+        f"{variant.rate:g}", variant.rule, f"{variant.prefill}:{variant.decode}", f"{score.attainment:.1%}",
+        f"{score.ttft_mean:.3f} s", f"{score.ttft_p99:.3f} s", f"{1000 * score.itl_p99:.1f} ms", f"{score.hit:.1%}",
+        f"{item.gpu_hours:.2f}",
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""What a pool would do with a trace: rates, routing rules and numbers of groups beside each other. Pure; seconds.
+
+Rules, prices and planner are those that decide in production. Nothing here is a measurement: times are the model's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from twinpool.operator.logic.scaling import plan_scale
+from twinpool.operator.logic.scaling_need import Demand
+from twinpool.simulate.pool import simulate
+from twinpool.simulate.scores import pooled_hit, quantile, score
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from twinpool.core.economics import Prices
+    from twinpool.operator.logic.scaling import Decision, Limits
+    from twinpool.operator.logic.scaling_need import Group, Promise
+    from twinpool.simulate.pool import Setup
+    from twinpool.simulate.scores import Score
+    from twinpool.simulate.traces import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One run: ``rate`` multiplies the trace's rate, ``rule`` chooses prefill workers."""
+
+    rate: float
+    rule: str
+    prefill: int
+    decode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a variant. ``gpu_hours`` are those of all groups from the first arrival to the last end."""
+
+    variant: Variant
+    score: Score
+    gpu_hours: float
+
+
+def at_rate(trace: Sequence[Request], rate: float) -> list[Request]:
+    """Return the trace with ``rate`` times as many requests per second."""
+    return [replace(request, arrival=request.arrival / rate) for request in trace]
+
+
+def run(
+    trace: Sequence[Request],
+    setup: Setup,
+    variant: Variant,
+    promise: Promise,
+    gpus: tuple[int, int],
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Return what comes of one variant; ``gpus`` are those of one prefill and of one decode group."""
+    chosen = replace(setup, rule=variant.rule, prefill=variant.prefill, decode=variant.decode)
+    jobs = simulate(at_rate(trace, variant.rate), chosen, progress)
+    ends = [job.finish for job in jobs if job.finish != math.inf]
+    hours = max(ends, default=0.0) / 3600
+    used = variant.prefill * gpus[0] + variant.decode * gpus[1]
+    return Outcome(variant, score(jobs, promise.ttft, promise.itl), hours * used)
+
+
+def demand(trace: Sequence[Request], prices: Prices, cache: int) -> Demand:
+    """Return the work of a trace as the planner sees it, with the hits of one cache of ``cache`` tokens."""
+    hit = pooled_hit(trace, cache)
+    works = sorted(prices.prefill(request.prompt * (1 - hit), request.prompt * hit) for request in trace)
+    mean = fmean(works)
+    gaps = [after.arrival - before.arrival for before, after in pairwise(trace)]
+    return Demand(
+        rate=len(trace) / max(1e-9, trace[-1].arrival),
+        prefill=mean,
+        prompt=fmean(request.prompt for request in trace),
+        output=fmean(request.output for request in trace),
+        long_prefill=quantile(works, 0.9),
+        prefill_variation=_variation(works),
+        arrival_variation=max(1.0, _variation(gaps)) if gaps else 1.0,
+    )
+
+
+def _variation(values: Sequence[float]) -> float:
+    """Return the squared coefficient of variation."""
+    mean = fmean(values)
+    return fmean((value - mean) ** 2 for value in values) / mean**2 if mean else 0.0
+
+
+def planned(work: Demand, prices: Prices, promise: Promise, group: Group, limits: Limits) -> Decision:
+    """Return the numbers of groups that the production planner gives the trace's mean work."""
+    return plan_scale(work, prices, promise, group, limits, (limits.prefill[0], limits.decode[0]))

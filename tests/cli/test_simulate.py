@@ -1,0 +1,116 @@
+"""``twinpool simulate``: traces in, a table or JSON out, and what is wrong with them by line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from twinpool.cli.__main__ import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., int]
+
+LOGGED = [{"time": 0.4 * n, "prompt_tokens": 500 + 40 * n, "events": 21} for n in range(60)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def simulate(*arguments: str, lines: str | None = None, **spec: Any) -> int:
+        trace, pool = tmp_path / "trace.jsonl", tmp_path / "pool.yaml"
+        trace.write_text(lines if lines is not None else "\n".join(json.dumps(entry) for entry in LOGGED))
+        body = {
+            "model": {"name": "m"}, "prefill": {"replicas": 1}, "decode": {"replicas": 1},
+            "objectives": {"ttft": "2s", "itl": "50ms"}, **spec,
+        }  # fmt: skip
+        manifest = {
+            "apiVersion": "serving.twinpool.dev/v1alpha1", "kind": "InferencePool", "metadata": {"name": "llama"},
+            "spec": {key: value for key, value in body.items() if value is not None},
+        }  # fmt: skip
+        pool.write_text(yaml.safe_dump(manifest))
+        source = () if "--trace" in arguments else ("--trace", str(trace))
+        return main(["simulate", *source, "--pool", str(pool), *arguments])
+
+    return simulate
+
+
+def test_a_trace_gives_a_row_for_each_rule_and_rate_and_the_planners_numbers(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--compare", "random, price", "--sweep", "rate=0.5..1.5") == 0
+    out = capsys.readouterr().out
+    assert "60 requests in virtual time" in out
+    assert len([line for line in out.splitlines() if "100.0%" in line]) >= 15
+    assert "planner: 1:1, since" in out
+
+
+def test_programs_get_the_same_and_the_same_twice(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("-o", "json", "--first", "40") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["requests"], told["skipped"], told["planned"]["prefill"]) == (40, [], 1)
+    (only,) = told["runs"]
+    assert (only["rule"], only["rate"], only["attainment"]) == ("least-load", 1.0, 1.0)
+    assert run("-o", "json", "--first", "40") == 0
+    assert json.loads(capsys.readouterr().out) == told
+
+
+def test_a_pool_that_is_too_small_is_an_answer_of_no_and_the_planner_says_how_many(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heavy = "\n".join(json.dumps({**entry, "prompt_tokens": 30_000}) for entry in LOGGED)
+    assert run("-o", "json", lines=heavy, objectives={"ttft": "10s", "itl": "50ms"}) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["planned"]["prefill"] > 1
+    ours, planned = told["runs"]
+    assert planned["prefill"] == told["planned"]["prefill"]
+    assert planned["attainment"] > ours["attainment"]
+    bounds = {"prefill": {"max": 2}, "decode": {"max": 2}}
+    assert run("-o", "json", lines=heavy, scaling=bounds, objectives={"ttft": "10s", "itl": "50ms"}) == 1
+    assert json.loads(capsys.readouterr().out)["planned"]["prefill"] == 2
+
+
+def test_lines_that_cannot_be_read_are_named_and_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "\n".join([json.dumps(LOGGED[0]), "oops", *['{"time": 1}'] * 11, json.dumps(LOGGED[1])])
+    assert run(lines=lines) == 0
+    said = capsys.readouterr()
+    assert "left out: line 2: JSONDecodeError" in said.err
+    assert "left out: line 3: KeyError: 'events'" in said.err
+    assert "left out: 2 more lines" in said.err
+    assert "2 requests" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spec", "words"),
+    [
+        (["--gpu", "abacus"], {}, "the GPU 'abacus' is unknown"),
+        (["--model", "gpt-9"], {}, "the model 'gpt-9' is unknown"),
+        (["--model", "llama-3-70b"], {}, "does not fit on 1 h100"),
+        (["--compare", "fastest"], {}, "the rule 'fastest' is unknown"),
+        (["--sweep", "rate=2..1"], {}, "write rate=LOW..HIGH"),
+        (["--sweep", "rate=fast"], {}, "write rate=LOW..HIGH"),
+        (["--model-config", "/nonexistent/config.json"], {}, "cannot be read"),
+        (["--trace", "/nonexistent/trace"], {}, "cannot be read"),
+        ([], {"lines": ""}, "holds no request"),
+        ([], {"lines": "{}"}, "holds no request: line 1: KeyError"),
+        ([], {"prefill": None}, "has no prefill role"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_with_what_to_do(
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], spec: dict[str, Any], words: str
+) -> None:
+    assert run(*arguments, **spec) == 1
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_progress_is_shown_to_people_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run() == 0
+    assert "requests" in capsys.readouterr().out
