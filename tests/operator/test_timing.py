@@ -93,6 +93,7 @@ def test_roles_that_an_eviction_interrupts_are_named() -> None:
     assert exposed({"prefill": 2, "decode": 2}) == ""
     assert "decode has one group" in exposed({"prefill": 2, "decode": 1})
     assert "prefill and decode have one group" in exposed({"prefill": 1, "decode": 1})
+    assert "set scaling.decode.min to 2" in exposed({"prefill": 2, "decode": 1}, scales=True)
 
 
 def member(serial: int, *, ready: bool = True, node: str = "", revision: str = "new", retired: bool = False) -> Group:

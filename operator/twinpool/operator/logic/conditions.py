@@ -124,7 +124,7 @@ def _routable(situation: Situation, failure: Failure | None) -> Statement:
             return no(f"No{role.capitalize()}Ready", f"no {role} group is ready{because}")
     if not _pairs(ready, needed_roles(situation.wanted)):
         return no("NoPair", "no revision has a ready group of every role, and a handoff works only within one")
-    alone = exposed(situation.wanted)
+    alone = exposed(situation.wanted, scales=spec.scaling is not None)
     message = "the router and at least one group of every role are ready"
     return Statement("Routable", "True", "Routable", f"{message}; {alone}" if alone else message)
 

@@ -34,11 +34,14 @@ def disruption_budget(pool: InferencePool, role: str) -> Body:
     }
 
 
-def exposed(wanted: Mapping[str, int]) -> str:
-    """Return which roles an eviction can interrupt, empty when every role has a second group."""
+def exposed(wanted: Mapping[str, int], scales: bool = False) -> str:
+    """Return which roles an eviction can interrupt, empty when every role has a second group.
+
+    ``scales`` says whether the numbers follow the work, within bounds that are then what to change.
+    """
     alone = [role for role in protocol.ROLES if wanted.get(role) == 1]
     if not alone:
         return ""
-    fields = " and ".join(f"{role}.replicas" for role in alone)
+    fields = " and ".join(f"scaling.{role}.min" if scales else f"{role}.replicas" for role in alone)
     subject = f"{' and '.join(alone)} {'has' if len(alone) == 1 else 'have'}"
     return f"{subject} one group, so evicting it (a node drain) interrupts; set {fields} to 2 to serve through it"
