@@ -30,7 +30,7 @@ _PACKAGE = "github.com/prometheus/prometheus/cmd"
 FIRST_BUILD = FirstBuild(
     "github.com/prometheus/prometheus@*",
     2 * GIB,
-    "building Prometheus from source, once: about 2 minutes on two cores, 2 GB of disk",
+    "building Prometheus from source, once: 2 to 6 minutes on two cores, 2 GB of disk",
 )
 
 
