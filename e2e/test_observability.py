@@ -53,16 +53,6 @@ UNSEEN = {
     "twinpool_router_key_requests_total": "the pool has no API keys",
     "twinpool_router_endpoint_suspect": "no worker failed",
     "twinpool_operator_pool_needed_groups": "the pool does not scale",
-    **dict.fromkeys(
-        (
-            "twinpool_router_index_relied",
-            "twinpool_router_index_coverage",
-            "twinpool_router_index_blocks",
-            "twinpool_router_kv_event_gaps_total",
-            "twinpool_router_index_predictions_total",
-        ),
-        "the pool does not route by KV events",
-    ),
     "twinpool_worker_preflight_outcome": "a group of one pod with one rank has no preflight",
     "twinpool_worker_preflight_bus_bandwidth_bytes_per_second": "the same",
     "twinpool_worker_preflight_collective_seconds": "the same",

@@ -152,5 +152,37 @@ CACHE = Dashboard(
                 ),
             ),
         ),
+        (
+            "What routers know of caches by KV events (nothing in a pool that publishes none)",
+            (
+                Panel(
+                    "Workers whose events are relied on",
+                    "Share of workers, by role. Below 100 %: for the others routing estimates; `/admin/index` of the "
+                    "router says why.",
+                    "percentunit",
+                    (Query(f"avg by (role) (twinpool_router_index_relied{{{POOL}}})", "{{role}}"),),
+                ),
+                Panel(
+                    "Blocks that the index has room for",
+                    "Share of each worker's cached blocks. Below 100 % hits are missed: give routers more memory.",
+                    "percentunit",
+                    (Query(f"min by (worker) (twinpool_router_index_coverage{{{POOL}}})", "{{worker}}"),),
+                ),
+                Panel(
+                    "Losses in the events",
+                    "Per second: asked for a replay, or reset because it brought too little. A steady rate: the "
+                    "network or a router without CPU loses events.",
+                    "ops",
+                    (Query(total("twinpool_router_kv_event_gaps_total", "outcome"), "{{outcome}}"),),
+                ),
+                Panel(
+                    "Foretold cached tokens, right and wrong",
+                    "Predictions per second, against what engines report. Many wrong ones: the index and the engine "
+                    "disagree; routing falls back to an estimate for that worker.",
+                    "ops",
+                    (Query(total("twinpool_router_index_predictions_total", "outcome"), "{{outcome}}"),),
+                ),
+            ),
+        ),
     ),
 )
