@@ -61,6 +61,37 @@ OPERATOR = Dashboard(
             ),
         ),
         (
+            "Scaling",
+            (
+                Panel(
+                    "Groups needed and wanted",
+                    "What the arriving work needs, and what `scaling` decided, for each pool that scales. Needed above "
+                    "wanted for long: raise the role's `max` or `gpuBudget`; wanted above needed: stabilization, which "
+                    "is well. The condition ScalingActive has the reason.",
+                    "short",
+                    (
+                        Query(
+                            "max by (pool_namespace, pool, role) (twinpool_operator_pool_needed_groups)",
+                            "{{pool_namespace}}/{{pool}} {{role}} needed",
+                            wish=True,
+                        ),
+                        Query(
+                            'max by (pool_namespace, pool, role) (twinpool_operator_pool_groups{state="desired"}) '
+                            "and on (pool_namespace, pool, role) twinpool_operator_pool_needed_groups",
+                            "{{pool_namespace}}/{{pool}} {{role}} wanted",
+                        ),
+                    ),
+                    empty="no pool scales",
+                ),
+                Panel(
+                    "Decisions of scaling",
+                    "Changes per hour of both numbers of a pool. Many: lengthen `scaling.stabilization`.",
+                    "short",
+                    (Query("sum(increase(twinpool_operator_scaling_changes_total[1h]))", "changes"),),
+                ),
+            ),
+        ),
+        (
             "The operator",
             (
                 Panel(

@@ -79,6 +79,33 @@ POOL_ALERTS = (
         ((_GROUPS + ',state="desired"}', "3x60"), (_GROUPS + ',state="routable"}', "3x60")),
     ),
     Alert(
+        "TwinpoolNeedsMoreThanAllowed",
+        "warning",
+        "max by (pool_namespace, pool, role) (twinpool_operator_pool_needed_groups) "
+        '- max by (pool_namespace, pool, role) (twinpool_operator_pool_groups{state="desired"})',
+        0,
+        20,
+        "Pool {{ $labels.pool_namespace }}/{{ $labels.pool }} needs {{ $value }} more {{ $labels.role }} groups",
+        "More work arrives than `scaling` may make groups for: objectives will be missed.",
+        (
+            "`kubectl -n NAMESPACE describe tpool POOL`: the condition ScalingActive names the bound that holds.",
+            "Dashboard Operator and scaling, Groups needed and wanted.",
+        ),
+        (
+            "Raise the role's `max` in `scaling`, or `gpuBudget`.",
+            "+Inf means that no number of groups keeps the objectives: they are too tight for the model and its GPUs.",
+        ),
+        (
+            (f'twinpool_operator_pool_needed_groups{{{_OWN},role="decode"}}', "5x60"),
+            (_GROUPS + ',state="desired"}', "3x60"),
+        ),
+        (
+            (f'twinpool_operator_pool_needed_groups{{{_OWN},role="decode"}}', "3x60"),
+            (_GROUPS + ',state="desired"}', "3x60"),
+        ),
+        empty="no pool scales",
+    ),
+    Alert(
         "TwinpoolRequestsFail",
         "critical",
         f'(sum by ({_BY}) (rate(twinpool_router_requests_total{{code=~"5.."}}[5m])) '

@@ -160,7 +160,7 @@ def _cold_start(seen: Observation) -> Finding | None:
         "cold start",
         "waiting for groups that start",
         "groups that do not serve yet",
-        "keep more groups running (`scaling.min`), or start them faster: a model cache on the node or a volume",
+        "keep more groups running (`min` in `scaling`), or start them faster: a model cache on the node or a volume",
         "idle GPUs between bursts, or disk for the weights",
         (f"{words} do not serve yet", f"{waiting:.0%} of the time to the first token is waiting"),
         ("that the pool is too small: with all of its groups it may be large enough.", *_simulated(seen)),
