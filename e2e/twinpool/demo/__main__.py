@@ -15,6 +15,7 @@ from twinpool.localcluster import toolchain
 from twinpool.localcluster.helm import ensure_helm
 from twinpool.localcluster.images import Image, parse
 from twinpool.localcluster.progress import Progress
+from twinpool.localcluster.prometheus import ensure_prometheus
 from twinpool.localengine import engine_image
 from twinpool.localengine.image import IMAGE
 from twinpool.localengine.install import ensure_engine
@@ -93,6 +94,7 @@ def prepare() -> None:
     progress = Progress()
     toolchain.ensure(progress)
     ensure_helm(progress)
+    ensure_prometheus(progress)
     installed = ensure_engine(progress)
     for model in MODELS.values():
         ensure_model(model, installed, progress)
