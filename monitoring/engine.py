@@ -30,7 +30,7 @@ ENGINE = Dashboard(
                 Panel(
                     "KV cache in use",
                     "Share of KV blocks in use, by pod. Near 100 % with preemptions: more memory for KV "
-                    "(`kvCache.gpuMemoryUtilization`), shorter contexts, or more decode groups.",
+                    "(`--gpu-memory-utilization` in `engine.args`), shorter contexts, or more decode groups.",
                     "percentunit",
                     (Query(f"max by (pod) (vllm:kv_cache_usage_perc{{{POOL}}})", "{{pod}}"),),
                 ),
@@ -97,7 +97,7 @@ ENGINE = Dashboard(
                 Panel(
                     "Time to start",
                     "From the start of an engine to its first token, the last start of each pod. Long: the model is "
-                    "fetched anew each time; see `model.cache`. It is what scaling out waits for.",
+                    "fetched anew each time; keep it on a volume (`podTemplate`). It is what scaling out waits for.",
                     "s",
                     (Query(f"max by (pod) (twinpool_worker_engine_start_seconds{{{POOL}}})", "{{pod}}"),),
                 ),

@@ -240,7 +240,10 @@ POOL_ALERTS = (
         "The KV caches of {{ $labels.component }} in {{ $labels.namespace }}/{{ $labels.pool }} are full",
         "Requests wait for KV blocks, or are thrown out of the batch and computed again.",
         ("Dashboard Engine, KV cache in use and Preemptions.",),
-        ("More groups of that role; more `kvCache.gpuMemoryUtilization`; a smaller KV type; shorter `maxModelLen`.",),
+        (
+            "More groups of that role, or shorter contexts (`model.maxModelLen`).",
+            "`--gpu-memory-utilization` or a smaller `--kv-cache-dtype` in `engine.args`.",
+        ),
         ((f'vllm:kv_cache_usage_perc{{{_LABELS},component="decode"}}', "0.99x60"),),
         ((f'vllm:kv_cache_usage_perc{{{_LABELS},component="decode"}}', "0.9x60"),),
     ),

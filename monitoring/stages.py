@@ -52,7 +52,7 @@ STAGES = Dashboard(
                     "KV bytes handed over",
                     "Bytes per second that decode workers pulled, by pod. Compare with what the network card carries; "
                     "above 60 % of it pulls begin to wait for each other: fewer handoffs (`handoff.conditional: "
-                    "auto`), a smaller KV type, or closer placement.",
+                    "auto`), a smaller `--kv-cache-dtype`, or closer placement.",
                     "Bps",
                     (Query(total("vllm:nixl_bytes_transferred_sum", "pod", _DECODE), "{{pod}}"),),
                 ),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,6 +11,8 @@ from monitoring import __main__ as program
 from monitoring import rules
 from monitoring.boards import DASHBOARDS
 from monitoring.grafana import render
+from twinpool.core import bottleneck
+from twinpool.core.crd import custom_resource_definition
 from twinpool.core.metrics.engine import METRICS as ENGINE
 from twinpool.core.metrics.page import DECLARED
 
@@ -43,6 +46,27 @@ def test_labels_are_those_of_the_metric_or_of_the_scrape(where, expr):
         own = getattr(declared(name), "label_names", None) or declared(name).labels
         for label in re.findall(r"([a-z_]+)(?:=|!=|=~|!~)\"", selector):
             assert label in {*own, "namespace", "pool", "pod", "component"}, f"{where}: {name} has no label {label}"
+
+
+def spec_fields(schema, path=()):
+    """Yield the path of every field of a pool's spec; those of a role also without the role."""
+    for name, inner in schema.get("properties", {}).items():
+        yield ".".join((*path, name))
+        yield from spec_fields(inner, (*path, name))
+        if name in ("prefill", "decode"):
+            yield from spec_fields(inner, path)
+
+
+def test_fields_that_users_are_told_to_set_exist():
+    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    known = set(spec_fields(schema["properties"]["spec"]))
+    advice = [Path(bottleneck.__file__).read_text(), (program.ROOT / "docs" / "explain.md").read_text()]
+    advice += [panel.description for _, panel in PANELS]
+    advice += [text for alert in rules.ALERTS for text in (alert.meaning, *alert.look, *alert.mend)]
+    named = [field for text in advice for field in re.findall(r"`([a-z][A-Za-z]*(?:\.[a-z][A-Za-z]*)+)", text)]
+    assert len(named) > 15
+    for field in named:
+        assert field in known, f"{field} is no field of a pool's spec"
 
 
 @pytest.mark.parametrize(("where", "expr"), EXPRESSIONS)

@@ -219,8 +219,8 @@ def _cache_thrash(seen: Observation) -> Finding | None:
         "cache thrash",
         f"{full[0].role}, which computes again what it had",
         "KV blocks",
-        "more memory for KV (`kvCache.gpuMemoryUtilization`), a smaller KV type (`kvCache.dtype`), or one more "
-        f"{full[0].role} group",
+        "more memory for KV (`--gpu-memory-utilization`) or smaller KV (`--kv-cache-dtype`) by `engine.args`, or one "
+        f"more {full[0].role} group",
         f"memory that activations need, a little accuracy, or {_gpus(seen, full[0].role)}",
         tuple(said),
         ("that prompts stopped repeating: they were evicted before they could be found.", *_simulated(seen)),
@@ -236,7 +236,7 @@ def _expert_skew(seen: Observation) -> Finding | None:
         "expert skew",
         "decode, which waits for its busiest expert",
         "the GPUs of the busiest experts",
-        "move experts by load (`expertBalancing`), with some of them twice",
+        "move experts by load, with some of them twice (`--enable-eplb` in `engine.args`)",
         "memory for the copies, and short pauses while experts move",
         (f"experts' mean load is {seen.expert_balance:.0%} of the busiest one's", _against(seen)),
         ("that more decode groups would help: each would have the same busy experts.", *_simulated(seen)),
@@ -263,7 +263,7 @@ def _decode(seen: Observation) -> Finding:
         "decode bandwidth",
         "decode, between two tokens",
         "memory bandwidth of the decode GPUs: every token reads weights and KV",
-        "one more decode group, so that batches are smaller; more tensor parallelism, a smaller KV type, speculation",
+        "one more decode group, so that batches are smaller; more tensor parallelism, smaller KV, speculation",
         f"{_gpus(seen, 'decode')}; speculation costs compute that prefill on the same GPUs would miss",
         (
             _against(seen),
@@ -302,8 +302,8 @@ def _pull(seen: Observation) -> Finding:
         "transfer link",
         "the pull of the KV cache",
         "the network between prefill and decode",
-        "prefill near decode (`placement.pair`), a smaller KV type (`kvCache.dtype`), or local prefill where it is "
-        "cheaper (`handoff.conditional: auto`)",
+        "prefill near decode (`placement.pair`), smaller KV (`--kv-cache-dtype` in `engine.args`), or local prefill "
+        "where it is cheaper (`handoff.conditional: auto`)",
         "a narrower choice of nodes, a little accuracy, or prompts read on decode workers",
         (
             f"pulls are {part:.0%} of the time to the first token",
