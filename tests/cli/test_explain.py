@@ -124,7 +124,13 @@ def test_a_finding_is_told_in_words(watched: list[Observation], capsys: pytest.C
     out = capsys.readouterr().out
     assert "llama: 200 requests in 10 s" in out
     assert "slowest:       waiting at the routers, 33% of the time to the first token (queue)" in out
-    assert "the pool keeps its objectives" in out
+    assert "objectives:    the pool keeps them; nothing needs to be done" in out
+    assert "would help:    one more" in out
+    watched[0] = dataclasses.replace(watched[0], ttft_p99=5.0)
+    assert main(["explain", "llama"]) == 0
+    said = capsys.readouterr().out
+    assert "objectives:    the pool misses them" in said
+    assert "what helps:    one more" in said
     assert "do not conclude:\n  that workers are slow" in out
     assert "their times invented" in out
 

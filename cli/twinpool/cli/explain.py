@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
     from twinpool.core.bottleneck import Finding, Observation
 
+_VERDICTS = {
+    True: "the pool keeps them; nothing needs to be done",
+    False: "the pool misses them",
+    None: "none are set, so nobody can say whether this is slow",
+}
+
 
 def explain(
     pool: Annotated[str, Parameter(help="Name of the pool.")],
@@ -89,10 +95,9 @@ def lines(pool: str, seen: Observation, found: Finding) -> Iterator[str]:
     else:
         part = f", {found.share:.0%} of the time to the first token" if found.share is not None else ""
         yield f"slowest:       {found.stage}{part} ({found.cause})"
-        verdict = {True: "the pool keeps its objectives", False: "the pool misses its objectives", None: "none are set"}
-        yield f"objectives:    {verdict[found.within_objectives]}"
+        yield f"objectives:    {_VERDICTS[found.within_objectives]}"
         yield f"waits for:     {found.resource}"
-        yield f"what helps:    {found.technique}"
+        yield f"{'would help:   ' if found.within_objectives else 'what helps:   '} {found.technique}"
         yield f"what it costs: {found.cost}"
     yield "evidence:"
     yield from (f"  {item}" for item in found.evidence)
