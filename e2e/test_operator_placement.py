@@ -16,14 +16,17 @@ import yaml
 from twinpool.cli.__main__ import main
 from twinpool.core import protocol
 from twinpool.demo.phases import Phases
-from twinpool.demo.scenario import condition, install_twinpool, pool
+from twinpool.demo.scenario import OPERATOR_NAMESPACE, condition, install_twinpool, pool
 from twinpool.localcluster import cluster as clusters
+from twinpool.localcluster import images
 from twinpool.localcluster.waiting import wait_until
+from twinpool.localengine import image as engine_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from twinpool.localcluster.cluster import LocalCluster
+    from twinpool.localengine.layout import Engine
 
 pytestmark = pytest.mark.cluster
 
@@ -245,3 +248,50 @@ def test_without_pinning_kube_scheduler_is_told_what_is_wished_for(near: Pool) -
     assert CLIQUE in keys
     assert protocol.LABEL_GROUP in keys
     assert len({node[-1] in "ab" for node in nodes(near.workers())}) == 1, "both pods are in one domain"
+
+
+#: A Python that has torch. As an engine it does nothing; between its ranks everything takes a quarter of a second
+#: longer, which stands for a bad cable.
+BAD_CABLE = """#!{python}
+import os, sys
+if sys.argv[1] == "-m":
+    os.execvp("sleep", ["sleep", "3600"])
+if sys.argv[2] != "preflight-rank":
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+import time
+sys.path.insert(0, sys.argv[1])
+from twinpool.worker.shell.preflight_rank import Ranks
+exchange = Ranks.exchange
+def slowed(self, pair, data):
+    time.sleep(0.25)
+    exchange(self, pair, data)
+Ranks.exchange = slowed
+from twinpool.worker.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_a_slow_link_is_told_and_the_next_group_avoids_it(near: Pool, installed_engine: Engine, tmp_path: Path) -> None:
+    """What gloo measures here is loopback: the promise is set to fit it."""
+    operator = ("-n", OPERATOR_NAMESPACE, "deployment/twinpool-operator")
+    near.cluster.kubectl("set", "env", *operator, "TWINPOOL_LINKS=nvlink=200M")
+    near.cluster.kubectl("rollout", "status", *operator, "--timeout=90s", timeout=100)
+    near.cluster.add_images(images.parse({"bad-cable": engine_images.engine_image()}, "the bad cable"))
+    python = tmp_path / "python"
+    python.write_text(BAD_CABLE.format(python=installed_engine.python))
+    python.chmod(0o755)
+    one_each = {**WIDE, "parallelism": {"tensor": 2}, "resources": {"gpu": {"perNode": 1}}}
+    near.apply({"engine": {"image": "bad-cable", "python": str(python)}, "decode": one_each})
+    wait_until(lambda: near.condition("InterconnectVerified").get("status") == "False", 240, "the link is flagged")
+    slow = sorted(nodes(near.workers()))
+    said = near.condition("InterconnectVerified")
+    assert said["reason"] == "SlowLink"
+    assert f"MB/s of the 200 MB/s that level nvlink promises between nodes {slow[0]} and {slow[1]}" in said["message"]
+    (link,) = pool(near.cluster, near.namespace, NAME)["status"]["slowLinks"]
+    assert (link["nodes"], link["level"], link["promised"]) == (slow, "nvlink", 200_000_000)
+    assert 0 < link["measured"] < 100_000_000
+    group = near.workers()[0]["metadata"]["labels"][protocol.LABEL_GROUP]
+    near.kubectl("delete", "statefulset", group)
+    wait_until(lambda: group not in near.kubectl("get", "pods", "-o", "name"), 120, "its pods are gone")
+    wait_until(lambda: len([node for node in nodes(near.workers()) if node]) == 2, 120, "the next group is on nodes")
+    assert not set(nodes(near.workers())) & set(slow), "although these are free again"

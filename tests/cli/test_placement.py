@@ -122,6 +122,7 @@ class Running:
 
     def __init__(self, places: dict[str, list[str]]) -> None:
         self.stored = manifest()
+        self.nodes = NODES
         self.items: list[dict[str, Any]] = []
         observed = Observed(InferencePool.model_validate(self.stored))
         for action in plan(observed, Settings(sees_nodes=True), 0.0).actions:
@@ -146,17 +147,20 @@ class Running:
 
     def run(self, _: Kubectl, *arguments: str) -> str:
         pods = [item for item in self.items if item["kind"] == "Pod"]
+        if arguments[1:] == ("inferencepools.serving.twinpool.dev", "--all-namespaces", "--output=json"):
+            return json.dumps({"items": [self.stored]})
         answers = {
             "inferencepools.serving.twinpool.dev": self.stored,
-            "nodes": {"items": NODES},
+            "nodes": {"items": self.nodes},
             "pods": {"items": [*pods, pod("busy", "n0", "1")]},
         }
         return json.dumps(answers.get(arguments[1], {"items": self.items}))
 
 
-def running(monkeypatch: pytest.MonkeyPatch, places: dict[str, list[str]]) -> None:
+def running(monkeypatch: pytest.MonkeyPatch, places: dict[str, list[str]]) -> Running:
     found = Running(places)
     monkeypatch.setattr(Kubectl, "run", lambda kubectl, *arguments: found.run(kubectl, *arguments))
+    return found
 
 
 def test_a_running_pool_is_compared_with_the_best_layout(
@@ -171,6 +175,30 @@ def test_a_running_pool_is_compared_with_the_best_layout(
     assert told["best"] < told["objective"]["total"], "its tensor unit is torn"
     assert main(["explain", "llama", "--placement"]) == 0
     assert "placed anew it could be" in capsys.readouterr().out
+
+
+def test_slow_links_of_any_pool_are_told_and_avoided(
+    files: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = {"nodes": ["n2", "n3"], "level": "nvlink", "measured": 1, "promised": 9, "since": "1970-01-01T00:00:00Z"}
+    found = Running({"prefill": ["n1"], "decode": ["n2", "n3"]})
+    found.stored["status"] = {"slowLinks": [link]}
+    monkeypatch.setattr(Kubectl, "run", lambda kubectl, *arguments: found.run(kubectl, *arguments))
+    assert main(["explain", "llama", "--placement", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["objective"]["slow"] == 16.0
+    listed = {"items": [*NODES, {**found.stored, "kind": protocol.KIND}]}
+    assert main(["plan", "-f", files("pool.yaml", manifest()), "--nodes", files("nodes.yaml", listed)]) == 0
+    out = capsys.readouterr().out
+    assert "0.00  groups over links that were measured too slow" in out
+    assert "rank 0: n0" in out, "the other domain"
+
+
+def test_links_are_told_as_to_the_operator(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "-f", files("pool.yaml", manifest()), "--nodes", files("nodes.yaml", {"items": NODES})]
+    assert main([*given, "--links", "rack=25"]) == 0
+    capsys.readouterr()
+    assert main([*given, "--links", "rack 25G"]) == 1
+    assert "the link 'rack 25G' is not understood" in capsys.readouterr().err
 
 
 def test_a_group_that_waits_is_explained(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

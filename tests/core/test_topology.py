@@ -15,6 +15,7 @@ from twinpool.core.topology import (
     paths,
     preset,
     topology,
+    with_links,
 )
 
 ZONE, SPINE = "topology.kubernetes.io/zone", "network.topology.nvidia.com/spine"
@@ -146,3 +147,13 @@ def test_a_flag_names_a_preset_or_labels_of_ones_own() -> None:
 def test_a_flag_that_makes_no_sense_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidValue, match=problem):
         parse(text)
+
+
+def test_bandwidths_of_levels_can_be_told() -> None:
+    made = with_links(preset("topograph"), "rack=25G, host=32000000000,")
+    speeds = {level.name: level.bandwidth for level in made.levels}
+    assert (speeds["rack"], speeds[HOST], speeds["block"]) == (25e9, 32e9, LINKS["block"][0])
+    assert with_links(preset("hostname"), "rack=25G") == preset("hostname"), "a level that is not there"
+    for text in ("moon=1G", "rack", "rack=fast"):
+        with pytest.raises(InvalidValue):
+            with_links(preset("auto"), text)

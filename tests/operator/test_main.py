@@ -51,7 +51,7 @@ def test_the_topology_is_a_preset_or_labels_of_ones_own(capsys: pytest.CaptureFi
     )
     with pytest.raises(SystemExit):
         parse(["--topology", "moon"], {})
-    assert "--topology: there is no topology 'moon' - use auto, eks" in capsys.readouterr().err
+    assert "there is no topology 'moon' - use auto, eks" in capsys.readouterr().err
 
 
 def test_no_cluster_is_one_clear_line(

@@ -18,6 +18,7 @@ from twinpool.operator.shell import placer as module
 from twinpool.operator.shell.apply import Executor
 from twinpool.operator.shell.cache import POD, Cache
 from twinpool.operator.shell.cluster import ApiRefused
+from twinpool.operator.shell.nodes import NodeReader
 from twinpool.operator.shell.observe import Memory
 from twinpool.operator.shell.placer import LONGEST, SETTLE, SHORTEST, Placer
 from twinpool.operator.shell.selfcheck import sees_nodes
@@ -254,3 +255,27 @@ async def test_a_pod_that_is_taken_back_is_deleted_by_uid() -> None:
     api = Pods(0, "u", True)
     await Executor(api, Lease(), Memory()).execute(KEY, (TakeBack("w-0", "u", "lost"),))  # type: ignore[arg-type]
     assert api.deleted == [("w-0", "u", "")]
+
+
+async def test_labels_of_nodes_that_cannot_be_read_are_left_out(scene: Scene) -> None:
+    scene.api.node("n1")
+    scene.api.errors.append(ApiRefused(500, "no"))
+    labels = await NodeReader(scene.api).labels({"n1", "n0"})  # type: ignore[arg-type]
+    assert labels == {"n1": {"nvidia.com/gpu.clique": "n1"}}
+
+
+@pytest.mark.looptime
+async def test_slow_links_that_other_pools_know_are_avoided(
+    scene: Scene, make_pool: Callable[..., InferencePool]
+) -> None:
+    name = scene.gate("u1")
+    for node in ("n1", "n2"):
+        scene.api.node(node)
+    link = {"nodes": ["n1"], "level": "host", "measured": 1, "promised": 9, "since": "1970-01-01T00:00:00Z"}
+    other = make_pool().model_dump(mode="json", by_alias=True, exclude_none=True)
+    for key, status in ((("team", "other"), {"slowLinks": [link]}), (("team", "odd"), {"slowLinks": "?"})):
+        scene.cache.put(protocol.KIND, key[1], key, {**other, "status": status})
+    assert scene.placer._slow() == {frozenset({"n1"})}
+    scene.placer.wake()
+    await ran(scene, 5)
+    assert scene.placer.verdicts(KEY)[name].nodes == ("n1",), "a pod without GPUs has no links inside its node"

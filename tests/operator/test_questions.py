@@ -11,10 +11,11 @@ from aiohttp import web
 
 from twinpool.core import protocol
 from twinpool.operator.logic.books import Entry, Report
+from twinpool.operator.logic.interconnect import Preflight
 from twinpool.operator.logic.observed import PodView
 from twinpool.operator.logic.restarts import Life
 from twinpool.operator.shell import questions as shell
-from twinpool.operator.shell.questions import EngineLives, RouterBooks
+from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -78,6 +79,28 @@ async def test_launchers_are_asked_for_their_engines_lives(monkeypatch: pytest.M
     await asyncio.wait_for(changes.get(), 10)
     assert lives.answers(KEY) == {"u": Life(epoch=3, restarts=2)}
     await lives.close()
+    await runner.cleanup()
+
+
+async def test_launchers_are_asked_what_their_preflights_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: asyncio.Queue[Any] = asyncio.Queue()
+    answers = [(404, {"outcome": ""}), (200, {"outcome": "skipped", "problem": "no torch", "links": []})]
+
+    async def page(_: web.Request) -> web.Response:
+        status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        return web.Response(text=json.dumps(body), status=status)
+
+    application = web.Application()
+    application.router.add_get("/preflight", page)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    monkeypatch.setattr(protocol, "LAUNCHER_PORT", runner.addresses[0][1])
+    monkeypatch.setattr(shell, "QUICK", 0.01)
+    preflights = Preflights(changes.put_nowait)
+    preflights.follow(KEY, [PodView("g-0", "decode", uid="u", address="127.0.0.1")])
+    await until(lambda: (preflights.answers(KEY) or {}).get("u") == Preflight("skipped", "no torch"))
+    await preflights.close()
     await runner.cleanup()
 
 

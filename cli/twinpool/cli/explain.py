@@ -14,7 +14,7 @@ from rich.console import Console
 from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.live.watcher import Watcher
-from twinpool.cli.placement import KubeContext, Namespace, Output, TopologyName, explain_placement
+from twinpool.cli.placement import KubeContext, Links, Namespace, Output, TopologyName, explain_placement
 from twinpool.cli.pools import observe
 from twinpool.cli.scaling import explained
 from twinpool.cli.slowness import observation
@@ -45,6 +45,7 @@ def explain(
     namespace: Namespace = "",
     kube_context: KubeContext = "",
     topology: TopologyName = AUTO,
+    links: Links = "",
     output: Output = "text",
 ) -> int:
     """Watch a pool for a while and say what makes it slow: the stage, what it waits for, what helps and what it costs.
@@ -65,7 +66,7 @@ def explain(
         sys.stdout.write(explained(observe(kubectl, pool)[0].pool, output))
         return 0
     if placement:
-        return explain_placement(kubectl, pool, topology, output)
+        return explain_placement(kubectl, pool, topology, links, output)
     if seconds < MIN_SECONDS:
         raise InvalidValue(f"--seconds {seconds:g} is too short", f"watch for at least {MIN_SECONDS:g} seconds")
     seen = watch(kubectl, pool, seconds)

@@ -16,13 +16,13 @@ import yaml
 from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
-from twinpool.cli.pools import from_file, observe, with_manifest
+from twinpool.cli.pools import RESOURCE, from_file, observe, with_manifest
 from twinpool.cli.seconds import cost_lines, costs_json
 from twinpool.cli.sizing import Asked, served, sizing
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.placement import Placement
-from twinpool.core.topology import AUTO, Weights
+from twinpool.core.topology import AUTO, LINKS_HELP, Weights, with_links
 from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.actions import Apply
 from twinpool.operator.logic.groups import Group, groups
@@ -42,19 +42,22 @@ if TYPE_CHECKING:
 
     from twinpool.core.spec import InferencePool
     from twinpool.core.topology import Topology
+    from twinpool.operator.logic.placement.model import SlowLinks
     from twinpool.operator.logic.placement.reading import Held
 
 Output = Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"], help="text or json.")]
 Namespace = Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool; default: kubectl's.")]
 KubeContext = Annotated[str, Parameter(name="--context", help="Context of the kubeconfig; default: kubectl's.")]
+Links = Annotated[str, Parameter(help=f"As the operator's --links: {LINKS_HELP}.")]
 TopologyName = Annotated[str, Parameter(help="Preset, or LEVEL=LABEL,..., as the operator's --topology.")]
 
 #: What each term of the objective is about, in the order in which they are shown.
-_TERMS = {
+TERMS = {
     "handoff": "KV cache between prefill and decode",
     "pair": "KV cache that leaves the level of pair",
     "tensor": "tensor-parallel units over several nodes",
     "span": "groups over several nodes",
+    "slow": "groups over links that were measured too slow",
     "spread": "groups of a role that would fail together",
     "stranded": "free GPUs that no large group can use",
 }
@@ -62,10 +65,11 @@ _TERMS = {
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The nodes of a cluster, and what pods hold on them."""
+    """The nodes of a cluster, what pods hold on them, and the links between them that were measured too slow."""
 
     nodes: list[Node]
     pods: list[Held]
+    slow: SlowLinks = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ def plan(
     namespace: Namespace = "",
     kube_context: KubeContext = "",
     topology: TopologyName = AUTO,
+    links: Links = "",
     model_config: Annotated[
         Path | None,
         Parameter(help="config.json of the model: tells seconds, whether it fits, which split serves most."),
@@ -110,9 +115,9 @@ def plan(
     """
     kubectl = Kubectl(namespace, kube_context)
     observed = Observed(from_file(file)) if nodes else with_manifest(kubectl, file)
-    seen = _from_file(nodes) if nodes else _from_cluster(kubectl)
+    seen = _from_file(nodes) if nodes else from_cluster(kubectl)
     chosen = observed.pool.spec.placement is not None
-    layout = foreseen(observed, seen, parse_topology(topology))
+    layout = foreseen(observed, seen, with_links(parse_topology(topology), links))
     asked = Asked(gpu, tokens, answer, concurrency, redundant_experts)
     what = served(observed.pool, model_config, asked) if model_config else None
     sized = sizing(observed.pool, what) if what else None
@@ -131,14 +136,14 @@ def plan(
     return 1 if layout.short or (sized and not sized.fits) else 0
 
 
-def explain_placement(kubectl: Kubectl, pool: str, topology: str, output: str) -> int:
+def explain_placement(kubectl: Kubectl, pool: str, topology: str, links: str, output: str) -> int:
     """Tell where the groups of a running pool are, why pending ones wait, and how good that is beside the best layout.
 
     The best layout is what would be chosen if the pool were placed anew among all others; nothing is moved.
     """
     observed = observe(kubectl, pool)[0]
-    seen = _from_cluster(kubectl)
-    now, best = compared(observed, seen, parse_topology(topology))
+    seen = from_cluster(kubectl)
+    now, best = compared(observed, seen, with_links(parse_topology(topology), links))
     if output == "json":
         sys.stdout.write(json.dumps({**as_json(observed, now), "best": best.score.total}) + "\n")
     else:
@@ -157,9 +162,9 @@ def foreseen(observed: Observed, seen: Seen, topology: Topology) -> Layout:
         observed = replace(observed, pool=pool)
     existing = [Claim(pool, group) for group in groups(observed) if not group.retired]
     claims = [*existing, *_coming(observed, {claim.group.name for claim in existing}, topology)]
-    ledger = decide(claims, {}, seen.nodes, seen.pods, topology)
+    ledger = decide(claims, {}, seen.nodes, seen.pods, topology, seen.slow)
     places = {name: found.nodes for name, found in ledger.verdicts.items() if found.nodes}
-    places |= {claim.name: where for claim in existing if (where := _where(claim))}
+    places |= {claim.name: where for claim in existing if (where := located(claim))}
     short = {name: found.short for name, found in ledger.verdicts.items() if found.short}
     return _layout(pool, claims, Assignment(places, short), seen, topology)
 
@@ -167,14 +172,14 @@ def foreseen(observed: Observed, seen: Seen, topology: Topology) -> Layout:
 def compared(observed: Observed, seen: Seen, topology: Topology) -> tuple[Layout, Layout]:
     """Return where a pool's groups lie, and where they would lie if they were placed anew."""
     claims = [Claim(observed.pool, group) for group in groups(observed) if not group.retired]
-    there = {claim.name: where for claim in claims if (where := _where(claim))}
+    there = {claim.name: where for claim in claims if (where := located(claim))}
     own = {pod.uid for claim in claims for pod in claim.pods}
-    others = Seen(seen.nodes, [pod for pod in seen.pods if pod.uid not in own])
+    others = Seen(seen.nodes, [pod for pod in seen.pods if pod.uid not in own], seen.slow)
     gangs = [whole(claim) for claim in claims]
     wants = {gang.pool: reading.constraints(observed.pool) for gang in gangs}
-    pending = place(gangs, _held(others), there, topology, wants).short
+    pending = place(gangs, _held(others), there, topology, wants, slow=seen.slow).short
     now = Assignment(there, pending)
-    anew = place([gang for gang in gangs if gang.name in there], _held(others), {}, topology, wants)
+    anew = place([gang for gang in gangs if gang.name in there], _held(others), {}, topology, wants, slow=seen.slow)
     pool = observed.pool
     return _layout(pool, claims, now, others, topology), _layout(pool, claims, anew, others, topology)
 
@@ -199,7 +204,7 @@ def _gated(group: Group) -> tuple[PodView, ...]:
     )
 
 
-def _where(claim: Claim) -> tuple[str, ...]:
+def located(claim: Claim) -> tuple[str, ...]:
     """Return the nodes of a group by rank, empty as long as any is missing."""
     fixed = claim.fixed
     return tuple(fixed[rank] for rank in sorted(fixed)) if len(fixed) == claim.group.size else ()
@@ -210,7 +215,7 @@ def _layout(pool: InferencePool, claims: Sequence[Claim], found: Assignment, see
     places = {name: nodes for name, nodes in found.places.items() if all(node in domains.number for node in nodes)}
     gangs = [whole(claim) for claim in claims]
     wants = reading.constraints(pool)
-    total = score(gangs, places, domains, {gang.pool: wants for gang in gangs}, Weights())
+    total = score(gangs, places, domains, {gang.pool: wants for gang in gangs}, Weights(), seen.slow)
     return Layout(claims, places, found.short, total, domains, gangs, wants)
 
 
@@ -218,9 +223,10 @@ def _held(seen: Seen) -> list[Node]:
     return with_holders(seen.nodes, seen.pods, frozenset())
 
 
-def _from_cluster(kubectl: Kubectl) -> Seen:
-    found = kubectl.get("nodes")["items"], kubectl.get("pods", "--all-namespaces")["items"]
-    return _seen([*found[0], *found[1]])
+def from_cluster(kubectl: Kubectl) -> Seen:
+    """Return what there is now."""
+    nodes, pods, pools = (kubectl.get(kinds, "--all-namespaces")["items"] for kinds in ("nodes", "pods", RESOURCE))
+    return _seen([*nodes, *pods, *pools])
 
 
 def _from_file(path: Path) -> Seen:
@@ -237,7 +243,13 @@ def _from_file(path: Path) -> Seen:
 
 def _seen(items: Sequence[dict[str, Any]]) -> Seen:
     pods = [reading.held(item) for item in items if item.get("kind") == "Pod"]
-    return Seen([reading.node(item) for item in items if item.get("kind") == "Node"], [pod for pod in pods if pod])
+    nodes = [reading.node(item) for item in items if item.get("kind") == "Node"]
+    links = [link for item in items if item.get("kind") == protocol.KIND for link in _slow(item)]
+    return Seen(nodes, [pod for pod in pods if pod], frozenset(links))
+
+
+def _slow(pool: dict[str, Any]) -> list[frozenset[str]]:
+    return [frozenset(link["nodes"]) for link in (pool.get("status") or {}).get("slowLinks") or ()]
 
 
 def as_json(observed: Observed, layout: Layout) -> dict[str, Any]:
@@ -245,7 +257,7 @@ def as_json(observed: Observed, layout: Layout) -> dict[str, Any]:
     return {
         "pool": observed.pool.metadata.name,
         "groups": [_group_json(claim, layout) for claim in layout.claims],
-        "objective": {**{term: getattr(layout.score, term) for term in _TERMS}, "total": layout.score.total},
+        "objective": {**{term: getattr(layout.score, term) for term in TERMS}, "total": layout.score.total},
         "labels": [f"node {item.node} {item.problem}" for item in layout.domains.complaints],
     }
 
@@ -277,7 +289,7 @@ def _write(layout: Layout) -> None:
             inside = f"  ({where})" if where else ""
             sys.stdout.write(f"{claim.group.role} {claim.group.name} rank {rank}: {node}{inside}\n")
     sys.stdout.write("what it costs, in GPUs worth nothing (docs/placement.md):\n")
-    for term, words in _TERMS.items():
+    for term, words in TERMS.items():
         sys.stdout.write(f"  {getattr(layout.score, term):8.2f}  {words}\n")
     for item in layout.domains.complaints:
         sys.stdout.write(f"node {item.node} {item.problem}: not used at level {item.level}\n")

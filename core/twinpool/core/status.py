@@ -35,6 +35,18 @@ class RoleStatus(Part):
     summary: str = Field("0/0", description="Routable and wanted, for the table of kubectl get.")
 
 
+class SlowLink(Part):
+    """A link between two nodes, or between the GPUs of one, that was measured far below what its level promises."""
+
+    nodes: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)] = Field(
+        description="The nodes; one alone stands for the links between its own GPUs."
+    )
+    level: str = Field(max_length=63, description="The narrowest level of the network that both are in.")
+    measured: int = Field(ge=0, description="What the slowest pair of ranks got, in bytes per second.")
+    promised: int = Field(ge=0, description="What the level promises, in bytes per second.")
+    since: str = Field(description="When it was measured last.", json_schema_extra={"format": "date-time"})
+
+
 class InferencePoolStatus(Part):
     """What is, derived from the live children of the pool."""
 
@@ -60,6 +72,11 @@ class InferencePoolStatus(Part):
     )
     placement: str | None = Field(
         None, description="How the nodes of new groups are chosen: pin or affinity; absent without spec.placement."
+    )
+    slow_links: Annotated[tuple[SlowLink, ...], Field(max_length=16)] | None = Field(
+        None,
+        description="Links that were measured too slow within the last day, also of groups that are gone: new groups "
+        "avoid them.",
     )
     endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
     objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue
+from twinpool.core.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,6 +120,30 @@ class Topology:
     def measured(self, bandwidths: Mapping[str, float]) -> Topology:
         """Return the topology with measured bandwidths, in bytes/s by level name."""
         return Topology(tuple(replace(x, bandwidth=bandwidths.get(x.name, x.bandwidth)) for x in self.levels))
+
+
+LINKS_HELP = "bytes/s of one GPU over the links of a level, such as rack=25G,host=32G (empty: data sheets)"
+
+
+def with_links(topology: Topology, text: str) -> Topology:
+    """Return the topology with the bandwidths that ``text`` names (``rack=25G,host=32G``), in bytes/s.
+
+    A level that the topology does not have is taken and does nothing: one setting serves clusters of several kinds.
+
+    Raises
+    ------
+    InvalidValue
+        When a level is unknown or a size cannot be read.
+    """
+    found: dict[str, float] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, size = entry.partition("=")
+        if name not in (CLUSTER, *NAMES) or not equals:
+            raise InvalidValue(
+                f"the link {entry!r} is not understood", f"write LEVEL=BYTES; levels are {', '.join((CLUSTER, *NAMES))}"
+            )
+        found[name] = float(parse_bytes(size))
+    return topology.measured(found)
 
 
 def topology(labels: Mapping[str, tuple[str, ...]]) -> Topology:
@@ -247,6 +272,8 @@ class Weights:
     span: float = 0.3
     #: A group over several nodes that leaves the level of ``expert``.
     outside: float = 0.2
+    #: A group over a link that was measured far below what its level promises.
+    slow: float = 1.0
     #: A role's share that is expected to go with one failure domain, above the least that is possible.
     spread: float = 0.2
     #: A free GPU in a domain of a level that is no longer entirely free: less room for the next large group.

@@ -11,7 +11,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue, TwinpoolError
-from twinpool.core.topology import AUTO, PRESETS
+from twinpool.core.topology import AUTO, LINKS_HELP, PRESETS, with_links
 from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.operator import Options, run_operator
@@ -35,6 +35,7 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
     add("--vllm-image", "TWINPOOL_VLLM_IMAGE", defaults.vllm_image, "image of vLLM for pools that name none")
     levels = f"node labels of the network's levels: {', '.join((AUTO, *PRESETS))}, or LEVEL=LABEL,LEVEL=LABEL"
     add("--topology", "TWINPOOL_TOPOLOGY", AUTO, levels)
+    add("--links", "TWINPOOL_LINKS", "", LINKS_HELP)
     add("--namespace", "TWINPOOL_NAMESPACE", "", "serve only this namespace (empty: all)")
     add("--lease-namespace", "POD_NAMESPACE", "twinpool-system", "namespace of the Lease")
     add("--lease-name", "TWINPOOL_LEASE_NAME", "twinpool-operator", "name of the Lease")
@@ -45,9 +46,9 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
     if given.log_level not in ("debug", "info", "warning", "error"):
         parser.error(f"--log-level {given.log_level}: must be debug, info, warning or error")
     try:
-        topology = parse_topology(given.topology)
+        topology = with_links(parse_topology(given.topology), given.links)
     except InvalidValue as error:
-        parser.error(f"--topology: {error}")
+        parser.error(str(error))
     options = Options(
         identity=f"{environment.get('POD_NAME') or os.uname().nodename}-{uuid.uuid4().hex[:8]}",
         host=given.host,

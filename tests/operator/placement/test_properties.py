@@ -19,7 +19,7 @@ from twinpool.operator.logic.placement.place import place
 from twinpool.operator.logic.placement.tree import tree
 
 if TYPE_CHECKING:
-    from twinpool.operator.logic.placement.model import Assignment
+    from twinpool.operator.logic.placement.model import Assignment, SlowLinks
 
 few = settings(max_examples=20)
 cases = st.integers(0, 2**32).map(lambda seed: small(Random(seed)))
@@ -64,17 +64,33 @@ def test_without_a_node_only_the_groups_on_it_move(case: Case, random: Random) -
             assert again.places[name] == nodes
 
 
+def links(case: Case, random: Random) -> SlowLinks:
+    """Return some links between nodes, and inside some."""
+    names = [node.name for node in case.nodes]
+    return frozenset(frozenset(random.choices(names, k=2)) for _ in range(3))
+
+
 @few
-@given(cases)
-def test_the_running_sums_are_the_objective(case: Case) -> None:
+@given(cases, st.randoms(use_true_random=False))
+def test_slow_links_change_where_groups_go_and_never_whether(case: Case, random: Random) -> None:
+    slow = links(case, random)
+    wary = place(case.groups, case.nodes, {}, case.topology, case.constraints, effort=500, slow=slow)
+    assert set(wary.short) == set(answer(case).short)
+    assert violations(case, wary) == []
+
+
+@few
+@given(cases, st.randoms(use_true_random=False))
+def test_the_running_sums_are_the_objective(case: Case, random: Random) -> None:
     weights, domains = Weights(), tree(case.topology, case.nodes)
     places = answer(case).places
-    board = Board(domains, case.groups, case.constraints, weights)
+    slow = links(case, random)
+    board = Board(domains, case.groups, case.constraints, weights, slow)
     empty = score.score(case.groups, {}, domains, case.constraints, weights).total
     for group in case.groups:
         if group.name in places:
             board.put(group, tuple(domains.number[node] for node in places[group.name]))
-    total = score.score(case.groups, places, domains, case.constraints, weights).total
+    total = score.score(case.groups, places, domains, case.constraints, weights, slow).total
     running = board.stranding + sum(pool.cost() for pool in board.pools.values())
     assert running == pytest.approx(total - empty, abs=1e-6)
     for group in case.groups:

@@ -1,7 +1,6 @@
 """The statements about a pool. Each names the cause and, where there is one, the next step.
 
-``HandoffWorking`` and ``WithinObjectives`` are Unknown until something measures them: a guess would be worse. Their
-sister ``InterconnectVerified`` is not made at all yet.
+``HandoffWorking`` and ``WithinObjectives`` are Unknown until something measures them: a guess would be worse.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from twinpool.operator.logic.gate import pending
 from twinpool.operator.logic.observed import Observed, PodView, timestamp
 from twinpool.operator.logic.pinning import shortages
 from twinpool.operator.logic.restarts import restarting
+from twinpool.operator.logic.slow_links import verified
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -77,6 +77,8 @@ def statements(situation: Situation) -> list[Statement]:
         _placed(situation),
         routable,
     ]
+    if links := verified(situation.live):
+        result.append(Statement("InterconnectVerified", *links))
     spec = situation.observed.pool.spec
     if spec.prefill is not None:
         result.append(_not_measured("HandoffWorking", "no handoff has been measured yet"))

@@ -18,6 +18,8 @@ LAST_SERIAL_ANNOTATION = f"{protocol.GROUP}/last-serial"
 
 #: On a group's StatefulSet: how often its engine was restarted in place, as JSON.
 RESTARTS_ANNOTATION = f"{protocol.GROUP}/engine-restarts"
+#: On a group's StatefulSet: what the preflight of its leader's present start measured, as JSON.
+INTERCONNECT_ANNOTATION = f"{protocol.GROUP}/interconnect"
 #: On the router Deployment: uid of the ServiceAccount that its pods were started with. In its template: restarts them.
 ACCOUNT_ANNOTATION = f"{protocol.GROUP}/service-account"
 #: ``pin`` or ``affinity`` on a group's StatefulSet: how its pods get their nodes, for as long as the group lives.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from twinpool.operator.logic.autoscaler import Scaled
     from twinpool.operator.logic.books import Reports
     from twinpool.operator.logic.contest import Contest
+    from twinpool.operator.logic.interconnect import Preflight
     from twinpool.operator.logic.placement.model import Verdict
     from twinpool.operator.logic.restarts import Life
 
@@ -168,6 +169,10 @@ class Observed:
     reports: Reports | None = None
     #: What the launchers of leaders that restart their engines said, by uid of the pod.
     lives: Mapping[str, Life] = field(default_factory=dict)
+    #: What the launchers of leaders said of their groups' preflights, by uid of the pod.
+    preflights: Mapping[str, Preflight] = field(default_factory=dict)
+    #: Labels of the nodes whose links were measured, by node.
+    node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     #: Revision and role of sets that the API server took in a dry run; None: nobody can ask it.
     tried: frozenset[tuple[str, str]] | None = None
     #: What was decided about the numbers of groups; None for a pool without ``scaling``, and where nobody decides.

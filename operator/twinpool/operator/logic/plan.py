@@ -21,6 +21,7 @@ from twinpool.operator.logic.drain import deadline, drains, retire, strays
 from twinpool.operator.logic.drift import stamped
 from twinpool.operator.logic.gate import gates
 from twinpool.operator.logic.groups import LOST_AFTER, Group, last_serial, new_names
+from twinpool.operator.logic.interconnect import noting
 from twinpool.operator.logic.leaders import naming
 from twinpool.operator.logic.pinning import ends as pinning_ends
 from twinpool.operator.logic.pinning import handed_over, mode, noted, placing, taken_back
@@ -66,6 +67,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     ]
     actions += [*handed_over(observed, existing, settings), *taken_back(observed, existing, now)]
     actions += [*naming(existing), *restarts.counting(observed, existing)]
+    actions += noting(observed, existing, settings.topology, now, sees_nodes=settings.sees_nodes)
     actions += [*gates(observed, existing), *drains(observed, existing, now), *strays(existing)]
     wanted = wanted_groups(pool)
     ends = progress.deadline(observed, existing, newest.name, wanted)

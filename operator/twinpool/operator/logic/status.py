@@ -10,6 +10,7 @@ from twinpool.core import protocol
 from twinpool.operator.logic import names
 from twinpool.operator.logic.conditions import Situation, Statement, statements, with_times
 from twinpool.operator.logic.router_objects import endpoint
+from twinpool.operator.logic.slow_links import remembered
 
 if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
@@ -35,6 +36,8 @@ def status(situation: Situation, now: float) -> Status:
         result["targetRatio"] = ratio(result["prefill"]["desired"], result["decode"]["desired"])
     if serving := _serving_revision(situation):
         result["servingRevision"] = serving
+    if slow := remembered(pool, situation.groups, now):
+        result["slowLinks"] = slow
     if situation.placement is not None:
         result["placement"] = situation.placement
     objectives = pool.spec.objectives.model_dump(by_alias=True, exclude_none=True)

@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from twinpool.operator.logic import restarts
+from twinpool.operator.logic import interconnect, restarts
 from twinpool.operator.logic.asking import hold, to_ask
 from twinpool.operator.logic.figures import figures
 from twinpool.operator.logic.groups import groups
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from twinpool.operator.shell.complaints import Complaints
     from twinpool.operator.shell.lease import Leadership
     from twinpool.operator.shell.metrics import Metrics
+    from twinpool.operator.shell.nodes import NodeReader
     from twinpool.operator.shell.placer import Placer
-    from twinpool.operator.shell.questions import EngineLives, RouterBooks
+    from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks
     from twinpool.operator.shell.queue import WorkQueue
     from twinpool.operator.shell.watch import Cache, PoolKey
 
@@ -67,6 +68,8 @@ class Reconciler:
         complaints: Complaints | None = None,
         placer: Placer | None = None,
         autoscaler: Autoscaler | None = None,
+        preflights: Preflights | None = None,
+        nodes: NodeReader | None = None,
     ) -> None:
         self._cache = cache
         self._queue = queue
@@ -86,6 +89,8 @@ class Reconciler:
         self._complaints = complaints
         self._placer = placer
         self._autoscaler = autoscaler
+        self._preflights = preflights
+        self._nodes = nodes
         #: When each reconciliation that is running began, by the loop's clock.
         self.running: dict[PoolKey, float] = {}
         #: Groups that a watch reported as gone since the pool was last looked at.
@@ -153,15 +158,7 @@ class Reconciler:
         """Bring one pool closer to its spec; return the seconds after which to look again, None for never."""
         body = self._cache.pool(key)
         if body is None or body["metadata"].get("deletionTimestamp"):
-            memories = (self._memory, self._queue, self._journal, self._executor, self._books, self._lives)
-            self._metrics.pools.forget(key)
-            for forget in (memory.forget for memory in memories):
-                forget(key)
-            for other in (self._complaints, self._autoscaler):
-                if other:
-                    other.forget(key)
-            self.gone.pop(key, None)
-            self._told.pop(key, None)
+            self._forget(key)
             return None
         # status.scaling has a writer of its own.
         uid, before = body["metadata"]["uid"], {k: part for k, part in body["status"].items() if k != "scaling"}
@@ -177,6 +174,7 @@ class Reconciler:
         observed = self._observe(key, pool)
         if hold(observed):
             return RESYNC
+        observed = await self._with_labels(observed)
         self._wake_placer(observed)
         made = plan(observed, self.settings, self._clock())
         result = "not carried out"
@@ -198,6 +196,24 @@ class Reconciler:
         if self._memory.tried(key) != observed.tried:
             return 0.0  # no event tells that a trial went well
         return min(RESYNC, made.requeue_after or RESYNC, wait or RESYNC, listening or RESYNC)
+
+    def _forget(self, key: PoolKey) -> None:
+        """Forget a pool that is gone."""
+        memories = (self._memory, self._queue, self._journal, self._executor, self._books, self._lives)
+        for forget in (memory.forget for memory in memories):
+            forget(key)
+        for forget in [more.forget for more in (self._complaints, self._preflights, self._autoscaler) if more]:
+            forget(key)
+        self.gone.pop(key, None)
+        self._told.pop(key, None)
+        self._metrics.pools.forget(key)
+
+    async def _with_labels(self, observed: Observed) -> Observed:
+        """Add the labels of the nodes between which something was measured just now."""
+        wanted = interconnect.to_read(observed, groups(observed))
+        if not wanted or not self._nodes or not self.settings.sees_nodes:
+            return observed
+        return dataclasses.replace(observed, node_labels=await self._nodes.labels(wanted))
 
     def _wake_placer(self, observed: Observed) -> None:
         """Have nodes chosen for pods that wait; any change of the pool may have made room for them."""
@@ -227,8 +243,14 @@ class Reconciler:
         observed = self._autoscaler.look(key, observed) if self._autoscaler else observed
         self._books.follow(key, to_ask(observed))
         self._lives.follow(key, restarts.to_ask(groups(observed)))
+        links: Mapping[str, Any] = {}
+        if self._preflights:
+            links = {uid: item for uid, item in (self._preflights.answers(key) or {}).items() if item is not None}
+            self._preflights.follow(key, interconnect.to_ask(groups(observed)))
         verdicts = self._placer.verdicts(key) if self._placer else {}
-        return dataclasses.replace(observed, reports=self._books.answers(key), lives=lives, verdicts=verdicts)
+        return dataclasses.replace(
+            observed, reports=self._books.answers(key), lives=lives, verdicts=verdicts, preflights=links
+        )
 
     async def _restored(self, key: PoolKey, uid: str) -> bool:
         """Look whether groups that were reported as gone have only lost their labels."""

@@ -26,9 +26,10 @@ from twinpool.operator.shell.journal import Journal
 from twinpool.operator.shell.lease import Leadership, LeaseTimes
 from twinpool.operator.shell.loop import Reconciler
 from twinpool.operator.shell.metrics import Metrics
+from twinpool.operator.shell.nodes import NodeReader
 from twinpool.operator.shell.observe import Memory
 from twinpool.operator.shell.placer import Placer
-from twinpool.operator.shell.questions import EngineLives, RouterBooks
+from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks
 from twinpool.operator.shell.queue import WorkQueue
 from twinpool.operator.shell.recorder import Recorder
 from twinpool.operator.shell.selfcheck import problem, sees_nodes
@@ -87,6 +88,7 @@ class Operator:
         executor = Executor(cluster, self._leadership, self._memory, metrics, recorder)
         self._books, self._lives = RouterBooks(self._queue.add), EngineLives(self._queue.add)
         self._autoscaler = Autoscaler(self._queue.add)
+        self._preflights = Preflights(self._queue.add)
         self._placer = Placer(cluster, self._cache, self._leadership, options.settings.topology, self._queue.add)
         self._reconciler = Reconciler(
             self._cache,
@@ -102,6 +104,8 @@ class Operator:
             complaints=Complaints(cluster),
             placer=self._placer,
             autoscaler=self._autoscaler,
+            preflights=self._preflights,
+            nodes=NodeReader(cluster),
         )
         metrics.queue_depth.set_function(lambda: len(self._queue))
         metrics.queue_age.set_function(self._queue.age)
@@ -158,6 +162,7 @@ class Operator:
         await self._books.close()
         await self._lives.close()
         await self._autoscaler.close()
+        await self._preflights.close()
         await self._leadership.release()
 
     async def _watch(self, stop: asyncio.Event, ended: asyncio.Event) -> None:
@@ -209,6 +214,7 @@ class Operator:
         if not ours:
             self._books.forget_all()
             self._lives.forget_all()
+            self._preflights.forget_all()
             self._placer.forget_all()
             self._metrics.pools.forget_all()
             self._autoscaler.forget_all()

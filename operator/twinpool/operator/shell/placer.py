@@ -9,6 +9,7 @@ a group that lost a race is decided about again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,16 @@ from twinpool.operator.logic.observed import Observed
 from twinpool.operator.logic.pinning import claimed, coming
 from twinpool.operator.logic.placement import reading
 from twinpool.operator.logic.placement.ledger import Claim, Ledger, decide
+from twinpool.operator.logic.slow_links import known
 from twinpool.operator.shell.cluster import ApiRefused
 from twinpool.operator.shell.observe import read_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from twinpool.core.spec import InferencePool
     from twinpool.core.topology import Topology
-    from twinpool.operator.logic.placement.model import Verdict
+    from twinpool.operator.logic.placement.model import SlowLinks, Verdict
     from twinpool.operator.shell.cluster import Cluster
     from twinpool.operator.shell.lease import Leadership
     from twinpool.operator.shell.watch import Cache, PoolKey
@@ -123,7 +126,13 @@ class Placer:
         nodes = [reading.node(body) async for page in self._cluster.pages("Node", {}) for body in page]
         pods = [reading.held(body) async for page in self._cluster.pages("Pod", _HOLDING) for body in page]
         made = await asyncio.to_thread(
-            decide, [claim for _, claim in claims], before.promises, nodes, [pod for pod in pods if pod], self._topology
+            decide,
+            [claim for _, claim in claims],
+            before.promises,
+            nodes,
+            [pod for pod in pods if pod],
+            self._topology,
+            self._slow(),
         )
         self._ledger = made
         self._tell(made)
@@ -140,14 +149,20 @@ class Placer:
 
     def _observed(self, key: PoolKey) -> Observed | None:
         """Return a pool that has a ``placement`` block and can be read, with what belongs to it."""
+        pool = self._read(key, "spec", "placement")
+        return None if pool is None else Observed(pool, tuple(self._cache.children(key)), self._cache.pods(key))
+
+    def _read(self, key: PoolKey, part: str, field: str) -> InferencePool | None:
+        """Return a pool that has this field and can be read."""
         body = self._cache.pool(key)
-        if body is None or not body["spec"].get("placement"):
-            return None
-        try:
-            pool = read_pool(body)
-        except ValueError:
-            return None
-        return Observed(pool, tuple(self._cache.children(key)), self._cache.pods(key))
+        with contextlib.suppress(ValueError):
+            return read_pool(body) if body is not None and body[part].get(field) is not None else None
+        return None
+
+    def _slow(self) -> SlowLinks:
+        """Return the links that any pool knows to be slow."""
+        pools = [self._read(key, "status", "slowLinks") for key in self._cache.pools()]
+        return known(pool for pool in pools if pool is not None)
 
     def _more_come(self) -> bool:
         """Return whether a pool of which something waits is about to get more pods."""

@@ -1,4 +1,6 @@
-"""Asking pods: routers for their books, launchers for their engines' lives, as long as a pool waits for what they say.
+"""Asking pods: routers for their books, launchers for their engines' lives and for what their preflights measured.
+
+Nobody is asked for longer than a pool waits for what they say.
 
 Asking never holds up a reconciliation: one task per pool asks, keeps the last answers, and wakes the pool when they
 change in a way that decisions turn on.
@@ -16,6 +18,7 @@ import aiohttp
 
 from twinpool.core import protocol
 from twinpool.operator.logic.books import Report, read_report
+from twinpool.operator.logic.interconnect import Preflight, read_preflight
 from twinpool.operator.logic.restarts import Life, read_life
 
 if TYPE_CHECKING:
@@ -191,5 +194,27 @@ class EngineLives(Questions[Life]):
         return read_life(document)
 
     def gist(self, answer: Life) -> object:
+        """See :class:`Questions`."""
+        return answer
+
+
+class Preflights(Questions[Preflight]):
+    """What the launchers of leaders say, by uid of their pods, until the preflights of their groups are noted."""
+
+    path = "/preflight"
+
+    def port(self) -> int:
+        """See :class:`Questions`."""
+        return protocol.LAUNCHER_PORT
+
+    def key(self, pod: PodView) -> str:
+        """See :class:`Questions`."""
+        return pod.uid
+
+    def read(self, document: Any) -> Preflight | None:
+        """See :class:`Questions`."""
+        return read_preflight(document)
+
+    def gist(self, answer: Preflight) -> object:
         """See :class:`Questions`."""
         return answer

@@ -22,8 +22,8 @@ Kind = Literal["all-reduce", "all-to-all"]
 
 #: Message sizes of the collectives, in bytes: a token's activations, a batch's, a long prompt's.
 SIZES = (64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
-#: Message of a link's bandwidth, in bytes.
-LINK_BYTES = 4 * 1024 * 1024
+#: Message of a link's bandwidth, in bytes. NVLink carries 4 MiB in less time than it takes to start sending them.
+LINK_BYTES = {"gloo": 4 * 1024 * 1024, "nccl": 64 * 1024 * 1024}
 #: Share of the median link below which a link is named as slow: noise of a shared machine stays above it.
 SLOW_SHARE = 0.5
 

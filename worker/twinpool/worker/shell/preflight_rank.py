@@ -175,14 +175,14 @@ class Ranks:
     def links(self, pairs: tuple[tuple[int, int], ...], names: dict[int, str]) -> Link | None:
         """Measure one round's pairs at once; return this rank's if it is the first of its pair."""
         mine = next((pair for pair in pairs if self._seat.rank in pair), None)
+        large = preflight.LINK_BYTES["nccl" if self._device == "cuda" else "gloo"]
         times = [
-            self._timed(functools.partial(self.exchange, mine, self._floats(size // 4))) / 2
-            for size in (4, preflight.LINK_BYTES)
+            self._timed(functools.partial(self.exchange, mine, self._floats(size // 4))) / 2 for size in (4, large)
         ]
         if mine is None or mine[0] != self._seat.rank:
             return None
         first, second = (f"{names[rank]} (rank {rank})" for rank in mine)
-        return Link(first, second, times[0], preflight.LINK_BYTES / times[1])
+        return Link(first, second, times[0], large / times[1])
 
     def exchange(self, pair: tuple[int, int] | None, data: Any) -> None:
         """Send ``data`` to the other rank of the pair and take it back; a rank without a pair waits."""

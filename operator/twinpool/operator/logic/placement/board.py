@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from twinpool.core.topology import Weights
-    from twinpool.operator.logic.placement.model import Constraints, Gang, Node
+    from twinpool.operator.logic.placement.model import Constraints, Gang, Node, SlowLinks
     from twinpool.operator.logic.placement.tree import Tree
 
 
@@ -103,9 +103,21 @@ class Board:
     """The nodes, what is free on them, and where each group lies."""
 
     def __init__(
-        self, tree: Tree, gangs: Iterable[Gang], constraints: Mapping[str, Constraints], weights: Weights
+        self,
+        tree: Tree,
+        gangs: Iterable[Gang],
+        constraints: Mapping[str, Constraints],
+        weights: Weights,
+        slow: SlowLinks = frozenset(),
     ) -> None:
         self.tree = tree
+        self.slow = frozenset(link for link in slow if all(name in tree.number for name in link))
+        #: Nodes that the slow links of each node lead to, by number; itself for the links between its own GPUs.
+        self.wary: dict[int, set[int]] = {}
+        for link in self.slow:
+            ends = [tree.number[name] for name in link]
+            for end in ends:
+                self.wary.setdefault(end, set()).update(other for other in ends if other != end or len(ends) == 1)
         self.weights = weights
         self.gangs = {gang.name: gang for gang in gangs}
         members: dict[str, list[Gang]] = {}
@@ -165,7 +177,7 @@ class Board:
             counts[domain] = counts.get(domain, 0) + sign
             if not counts[domain]:
                 del counts[domain]
-        if gang.pods > 1:
+        if gang.pods > 1 or self.slow:
             pool.spans += sign * self.spanning(gang, nodes)
         if sign > 0:
             self.places[gang.name] = nodes
@@ -183,7 +195,8 @@ class Board:
     def spanning(self, gang: Gang, nodes: tuple[int, ...]) -> float:
         """Return what it costs a group to lie on these nodes together."""
         names = tuple(self.tree.nodes[node].name for node in nodes)
-        return sum(score.spanning(gang, names, self.tree, self.pools[gang.pool].wants, self.weights))
+        apart = score.spanning(gang, names, self.tree, self.pools[gang.pool].wants, self.weights)
+        return sum(apart) + score.slowed(gang, names, self.slow, self.weights)
 
     def cost(self, pool: str) -> float:
         """Return the objective without the other pools' terms: only differences of it mean anything."""

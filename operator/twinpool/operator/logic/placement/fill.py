@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from twinpool.operator.logic.placement.shape import EPSILON, Shape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from twinpool.operator.logic.placement.board import Board
     from twinpool.operator.logic.placement.model import Gang
 
@@ -41,11 +43,28 @@ def best_place(board: Board, gang: Gang, within: int = 0) -> tuple[int, ...] | N
 def _one(board: Board, gang: Gang, shape: Shape, within: int) -> int:
     pool = board.pools[gang.pool]
     touched = pool.touched
+    wary = _wary(board, gang, ())
 
     def extra(domain: int) -> float | None:
-        return pool.delta(domain, gang.role) if domain in touched else None
+        own, avoided = pool.delta(domain, gang.role) if domain in touched else None, wary(domain)
+        return own if avoided is None else avoided + (own or 0.0)
 
     return shape.cheapest(within, extra)[1]
+
+
+def _wary(board: Board, gang: Gang, taken: Sequence[int]) -> Callable[[int], float | None]:
+    """Return what slow links add to a domain for the next pod of a group that has these nodes.
+
+    None, as :meth:`Shape.cheapest` wants it, for a domain in which no such link ends.
+    """
+    if not board.slow:
+        return lambda _: None
+    ends = {other for node in taken for other in board.wary.get(node, ())}
+    ends |= {node for node, others in board.wary.items() if node in others and gang.gpus > 1}
+    leaves = {board.tree.leaf[node] for node in ends}
+    around = {domain for leaf in leaves for domain in board.tree.around[leaf]}
+    cost = board.weights.slow * gang.worth
+    return lambda domain: cost if domain in leaves else 0.0 if domain in around else None
 
 
 def _several(board: Board, gang: Gang, shape: Shape, within: int) -> tuple[int, ...] | None:
@@ -102,7 +121,15 @@ def _containers(board: Board, gang: Gang, shape: Shape, within: int, level: int)
     for domain in found:
         around = tree.around[domain]
         known = tuple(outer for outer in around[1:] if outer in touched)
-        looks = shape.slots[domain], round(shape.best[domain], 6), tuple(shape.own(outer) for outer in around), known
+        # Domains with a slow link look like no other.
+        named = domain if board.slow and not board.wary.keys().isdisjoint(tree.members(domain)) else -1
+        looks = (
+            shape.slots[domain],
+            round(shape.best[domain], 6),
+            tuple(shape.own(outer) for outer in around),
+            known,
+            named,
+        )
         alike.setdefault(looks, domain)
     return list(alike.values())
 
@@ -118,7 +145,7 @@ def _filled(board: Board, gang: Gang, shape: Shape, container: int) -> tuple[int
             shape.refresh()
             return None
         for _ in range(gang.unit):
-            node = shape.cheapest(domain, lambda _: None)[1]
+            node = shape.cheapest(domain, _wary(board, gang, nodes))[1]
             board.take(gang, node)
             shape.refresh()
             nodes.append(node)

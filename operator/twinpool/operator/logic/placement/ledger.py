@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from twinpool.core.topology import Topology
     from twinpool.operator.logic.groups import Group
     from twinpool.operator.logic.observed import PodView
+    from twinpool.operator.logic.placement.model import SlowLinks
     from twinpool.operator.logic.placement.reading import Held
 
 
@@ -77,6 +78,7 @@ def decide(
     nodes: Iterable[Node],
     pods: Iterable[Held],
     topology: Topology,
+    slow: SlowLinks = frozenset(),
 ) -> Ledger:
     """Return the nodes of every group that waits; ``nodes`` and ``pods`` are all of the cluster."""
     ordered = sorted(claims, key=_age)
@@ -90,7 +92,7 @@ def decide(
         groups += pieces
         placed.update(there)
     wants = {_pool(claim): reading.constraints(claim.pool) for claim in ordered}
-    answer = place(groups, seen, placed, topology, wants)
+    answer = place(groups, seen, placed, topology, wants, slow=slow)
     verdicts = {claim.name: _verdict(claim, groups, answer) for claim in ordered if claim.waits}
     kept = {
         claim.name: Promise(verdicts[claim.name].nodes, verdicts[claim.name].pods)

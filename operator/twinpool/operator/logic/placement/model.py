@@ -147,6 +147,9 @@ class Shortfall:
         return f"{self.message} - {self.remedy}"
 
 
+#: Pairs of nodes whose link was measured too slow; a node alone stands for the links between its own GPUs.
+SlowLinks = frozenset[frozenset[str]]
+
 #: The node of each pod of each group, rank by rank.
 Places = Mapping[str, tuple[str, ...]]
 

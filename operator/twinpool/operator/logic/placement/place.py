@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from twinpool.core.topology import Topology
-    from twinpool.operator.logic.placement.model import Constraints, Gang, Node, Places, Shortfall
+    from twinpool.operator.logic.placement.model import Constraints, Gang, Node, Places, Shortfall, SlowLinks
 
 #: States that the search for a missing place may look at in one decision.
 SEARCHED = 20_000
@@ -36,6 +36,7 @@ def place(
     weights: Weights | None = None,
     *,
     effort: int = EFFORT,
+    slow: SlowLinks = frozenset(),
 ) -> Assignment:
     """Return where all of these groups go.
 
@@ -52,8 +53,10 @@ def place(
         What each pool wants, by pool.
     effort:
         How much is tried to make a small decision better; it changes where groups go, never whether they have a place.
+    slow:
+        Links that were measured too slow. No group lies across one as long as another place costs less than that.
     """
-    board = Board(tree(topology, nodes), groups, constraints, weights or Weights())
+    board = Board(tree(topology, nodes), groups, constraints, weights or Weights(), slow)
     for gang in groups:
         at = placed.get(gang.name, ())
         if len(at) == gang.pods and all(node in board.tree.number for node in at):

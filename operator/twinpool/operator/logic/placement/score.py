@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from twinpool.core.topology import Weights
-    from twinpool.operator.logic.placement.model import Constraints, Gang, Places
+    from twinpool.operator.logic.placement.model import Constraints, Gang, Places, SlowLinks
     from twinpool.operator.logic.placement.tree import Tree
 
 
@@ -25,13 +26,14 @@ class Score:
     pair: float = 0.0
     tensor: float = 0.0
     span: float = 0.0
+    slow: float = 0.0
     spread: float = 0.0
     stranded: float = 0.0
 
     @property
     def total(self) -> float:
         """Return the objective."""
-        return self.handoff + self.pair + self.tensor + self.span + self.spread + self.stranded
+        return self.handoff + self.pair + self.tensor + self.span + self.slow + self.spread + self.stranded
 
     def __add__(self, other: Score) -> Score:
         """Return the sum term by term."""
@@ -40,22 +42,30 @@ class Score:
             self.pair + other.pair,
             self.tensor + other.tensor,
             self.span + other.span,
+            self.slow + other.slow,
             self.spread + other.spread,
             self.stranded + other.stranded,
         )
 
 
 def score(
-    gangs: Iterable[Gang], places: Places, tree: Tree, constraints: Mapping[str, Constraints], weights: Weights
+    gangs: Iterable[Gang],
+    places: Places,
+    tree: Tree,
+    constraints: Mapping[str, Constraints],
+    weights: Weights,
+    slow: SlowLinks = frozenset(),
 ) -> Score:
     """Return the score of these groups at these places; a group without a place costs nothing itself."""
     pools: dict[str, list[Gang]] = {}
     for gang in gangs:
         pools.setdefault(gang.pool, []).append(gang)
-    total = Score(stranded=stranded(tree, places, [gang for members in pools.values() for gang in members], weights))
+    every = [gang for members in pools.values() for gang in members]
+    total = Score(stranded=stranded(tree, places, every, weights))
     for pool, members in pools.items():
         total += of_pool(members, places, tree, constraints[pool], weights)
-    return total
+    met = sum(slowed(gang, places[gang.name], slow, weights) for gang in every if gang.name in places)
+    return total + Score(slow=met)
 
 
 def of_pool(members: list[Gang], places: Places, tree: Tree, wants: Constraints, weights: Weights) -> Score:
@@ -117,6 +127,13 @@ def spanning(
         outside = weights.outside if level < topology.index(wants.expert) else 0.0
         span = gang.worth * (weights.span * topology.price(level) + outside)
     return tensor, span
+
+
+def slowed(gang: Gang, nodes: tuple[str, ...], slow: SlowLinks, weights: Weights) -> float:
+    """Return what a group pays when its ranks meet over a link that was measured too slow."""
+    inside = [frozenset((node,)) for node in nodes if gang.gpus > 1]
+    pairs = [frozenset(pair) for pair in combinations(nodes, 2)] if slow else []
+    return weights.slow * gang.worth if not slow.isdisjoint([*inside, *pairs]) else 0.0
 
 
 def _spread(members: list[Gang], places: Places, tree: Tree, wants: Constraints) -> float:
