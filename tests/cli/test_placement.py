@@ -177,6 +177,25 @@ def test_a_running_pool_is_compared_with_the_best_layout(
     assert "placed anew it could be" in capsys.readouterr().out
 
 
+def test_moves_that_pay_are_proposed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    running(monkeypatch, {"prefill": ["n1"], "decode": ["n2", "n3"]})
+    assert main(["defragment", "llama"]) == 0
+    assert capsys.readouterr().out == "no move pays\n"
+    found = running(monkeypatch, {"decode": ["n1", "n2"]})
+    found.nodes = [*NODES, node("n4", "c2"), node("n5", "c2")]
+    for least, count in (("0.05", 1), ("9", 0)):
+        assert main(["defragment", "llama", "--least", least, "-o", "json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert len(told["moves"]) == count
+    assert main(["defragment", "llama"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("decode llama-decode-")
+    assert ": n1, n2 -> n4, n5: wins " in lines[0]
+    assert "tensor-parallel units over several nodes" in lines[1]
+    assert lines[2].startswith("in all: ")
+    assert lines[3].startswith("nothing was moved")
+
+
 def test_slow_links_of_any_pool_are_told_and_avoided(
     files: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from twinpool.cli.crd import check_fresh, crd_yaml
+from twinpool.cli.defragment import defragment
 from twinpool.cli.doctor import doctor
 from twinpool.cli.explain import explain
 from twinpool.cli.live.command import live
@@ -43,6 +44,7 @@ app.command(rollout)
 app.command(plan)
 app.command(explain)
 app.command(simulate)
+app.command(defragment)
 app.command(metrics)
 app.command(live)
 

@@ -1,0 +1,98 @@
+"""``twinpool defragment``: which groups of a running pool would lie better elsewhere, and what each move wins.
+
+It proposes and moves nothing. A move is foretold as the operator would decide it when the group is opened anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.placement import (
+    TERMS,
+    KubeContext,
+    Links,
+    Namespace,
+    Output,
+    Seen,
+    TopologyName,
+    from_cluster,
+    located,
+)
+from twinpool.cli.pools import observe
+from twinpool.core.topology import AUTO, Topology, with_links
+from twinpool.core.topology import parse as parse_topology
+from twinpool.operator.logic.groups import groups
+from twinpool.operator.logic.placement import reading
+from twinpool.operator.logic.placement.defragment import LEAST, Move, Question
+from twinpool.operator.logic.placement.defragment import defragment as proposed
+from twinpool.operator.logic.placement.ledger import Claim, whole, with_holders
+
+if TYPE_CHECKING:
+    from twinpool.operator.logic.observed import Observed
+
+
+def defragment(
+    pool: Annotated[str, Parameter(help="Name of the pool.")],
+    *,
+    least: Annotated[
+        float, Parameter(help="What a move must win at least for each GPU of its group, in GPUs worth nothing.")
+    ] = LEAST,
+    namespace: Namespace = "",
+    kube_context: KubeContext = "",
+    topology: TopologyName = AUTO,
+    links: Links = "",
+    output: Output = "text",
+) -> int:
+    """Propose moves of a running pool's groups that pay, one after another; nothing is moved."""
+    kubectl = Kubectl(namespace, kube_context)
+    observed = observe(kubectl, pool)[0]
+    moves = moves_of(observed, from_cluster(kubectl), with_links(parse_topology(topology), links), least)
+    sys.stdout.write(json.dumps({"pool": pool, "moves": list(map(_json, moves))}) + "\n" if output == "json" else "")
+    sys.stdout.writelines([] if output == "json" else (f"{line}\n" for line in _lines(moves)))
+    return 0
+
+
+def moves_of(observed: Observed, seen: Seen, topology: Topology, least: float = LEAST) -> list[Move]:
+    """Return the moves that pay, of groups all of whose pods have a node."""
+    claims = [Claim(observed.pool, group) for group in groups(observed) if not group.retired]
+    there = {claim.name: where for claim in claims if (where := located(claim))}
+    own = {pod.uid for claim in claims for pod in claim.pods}
+    gangs = [whole(claim) for claim in claims if claim.name in there]
+    wants = {gang.pool: reading.constraints(observed.pool) for gang in gangs}
+    nodes = with_holders(seen.nodes, seen.pods, own)
+    return proposed(Question(gangs, nodes, topology, wants, seen.slow), there, least)
+
+
+def _json(move: Move) -> dict[str, Any]:
+    return {
+        "group": move.gang.partition("/")[2],
+        "role": move.role,
+        "from": list(move.here),
+        "to": list(move.there),
+        "wins": move.wins,
+        "before": {**asdict(move.before), "total": move.before.total},
+        "after": {**asdict(move.after), "total": move.after.total},
+    }
+
+
+def _lines(moves: list[Move]) -> list[str]:
+    if not moves:
+        return ["no move pays"]
+    found = []
+    for move in moves:
+        group = move.gang.partition("/")[2]
+        parts = {words: getattr(move.before, term) - getattr(move.after, term) for term, words in TERMS.items()}
+        why = ", ".join(f"{won:+.2f} {words}" for words, won in parts.items() if abs(won) >= 0.005)
+        found.append(f"{move.role} {group}: {', '.join(move.here)} -> {', '.join(move.there)}: wins {move.wins:.2f}")
+        found.append(f"  {why}")
+    found.append(f"in all: {moves[0].before.total:.2f} -> {moves[-1].after.total:.2f}, in GPUs worth nothing")
+    found.append(
+        "nothing was moved; to move the first one: kubectl delete statefulset GROUP, and ask again when it serves"
+    )
+    return found
