@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from twinpool.core.status import InferencePoolStatus
 from twinpool.operator.logic.observed import ContainerView, Refusal, Termination, timestamp
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.router_objects import endpoint, router_config, router_objects
@@ -46,6 +47,17 @@ def change_pods(cluster: Any, role: str, **fields: Any) -> None:
     cluster.pods = {
         name: dataclasses.replace(pod, **fields) if pod.role == role else pod for name, pod in cluster.pods.items()
     }
+
+
+def test_slow_links_stay_in_the_status(make_pool: Make, model_cluster: Any) -> None:
+    pool = make_pool()
+    assert "slowLinks" not in say(running(model_cluster, pool))
+    link = {"nodes": ["a", "b"], "level": "rack", "measured": 1, "promised": 9, "since": "2026-01-01T00:00:00Z"}
+    known = InferencePoolStatus.model_validate({"slowLinks": [link]})
+    cluster = running(model_cluster, pool)
+    cluster.now = 1_767_225_600.0 + 60
+    observed = dataclasses.replace(cluster.observed(), pool=pool.model_copy(update={"status": known}))
+    assert plan(observed, Settings(), cluster.now).status["slowLinks"] == [link]
 
 
 def test_a_pool_that_serves(make_pool: Make, model_cluster: Any) -> None:
