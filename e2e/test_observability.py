@@ -51,6 +51,7 @@ NAME, MODEL = "seen", "simulated-model"
 #: Metrics that this pool cannot show, and why.
 UNSEEN = {
     "twinpool_router_key_requests_total": "the pool has no API keys",
+    "twinpool_router_key_tokens_total": "the same",
     "twinpool_router_endpoint_suspect": "no worker failed",
     "twinpool_operator_pool_needed_groups": "the pool does not scale",
     "twinpool_worker_preflight_outcome": "a group of one pod with one rank has no preflight",

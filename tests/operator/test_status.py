@@ -267,6 +267,9 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     assert (queued.queue_concurrency, queued.queue_max) == (64, 0)
     assert (queued.queue_timeout, queued.queue_priorities, queued.queue_hold) == (0.5, True, 120.0)
     assert (queued.ttft, router_config(make_pool()).queue_max) == (0.8, 1024)
+    auth = {"secretRef": {"name": "k"}, "limit": {"requestsPerMinute": 60}}
+    keyed = router_config(make_pool({"routing": {"auth": auth}}))
+    assert (keyed.auth, keyed.key_requests, keyed.key_tokens) == (True, 60, 0)
     sized = make_pool({"routing": {"resources": {"cpu": "3500m"}, "accessLog": {"percent": 5}}})
     assert (router_config(sized).processes, router_config(sized).access_log) == (3, 0.05)
     assert router_config(make_pool({"routing": {"resources": {"cpu": "500m"}}})).processes == 1

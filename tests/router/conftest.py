@@ -376,7 +376,8 @@ _hosts = itertools.count(1)
 @pytest.fixture
 async def twins(make_router: Callable[..., Awaitable[Router]]) -> AsyncIterator[Any]:
     """A router over a simulated prefill and decode engine (``apps``), and one that serves ``alone``."""
-    router: Any = await make_router(models=("m", "other"))
+    # Thirty connections at once share this loop with both engines: on a busy machine that takes seconds.
+    router: Any = await make_router(Limits(connect_timeout=60.0), models=("m", "other"))
     async with contextlib.AsyncExitStack() as stack:
         router.apps, endpoints = {}, []
         for role in ("prefill", "decode", "aggregated"):

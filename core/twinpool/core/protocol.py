@@ -255,6 +255,9 @@ class RouterConfig:
     access_log: float = 0.01
     #: Clients need an API key of :data:`ROUTER_KEYS_DIRECTORY`.
     auth: bool = False
+    #: What each key may ask of one router in a minute: requests, and tokens; 0: any number.
+    key_requests: int = 0
+    key_tokens: int = 0
     #: HTTPS with the certificate in :data:`ROUTER_TLS_DIRECTORY`.
     tls: bool = False
     #: Where spans are posted (OTLP over HTTP), empty: nowhere; and the share of requests that have some.

@@ -27,12 +27,30 @@ class RouterResources(Part):
     memory: ByteSize = Field("512Mi", description="Memory requested, which is also the limit.")
 
 
+class KeyLimit(Part):
+    """How much each API key may ask of each router, by token buckets that hold one minute's worth."""
+
+    requests_per_minute: int | None = Field(
+        None, ge=1, le=1_000_000_000, description="Requests; without it any number."
+    )
+    tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000_000_000,
+        description="Tokens of prompts (a quarter of their bytes) and of the longest answers; without it any number.",
+    )
+
+
 class Auth(Part):
     """Who may ask."""
 
     secret_ref: SecretReference = Field(
         description="Secret whose entries are API keys by client name, each a key of at least 16 characters or "
         "sha256: and its digest in hexadecimal; changes are taken up while the routers run."
+    )
+    limit: KeyLimit = Field(
+        default_factory=KeyLimit,
+        description="How much each key may ask of each router; beyond it HTTP 429, with when to come back.",
     )
 
 

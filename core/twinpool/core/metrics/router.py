@@ -66,10 +66,10 @@ METRICS = catalogue(
         Metric(
             "twinpool_router_turned_away_total",
             "counter",
-            "Requests that got no place at the workers: full (HTTP 429), timeout (504), unserved (503, held in vain).",
+            "Requests that got no place at the workers: full or limit (HTTP 429), timeout (504), unserved (503, held).",
             f"{_SHELL}/admission.py",
-            labels=(Label("reason", "full, timeout or unserved", 3),),
-            preset=(("full",), ("timeout",), ("unserved",)),
+            labels=(Label("reason", "full, limit (of an API key), timeout or unserved", 4),),
+            preset=(("full",), ("limit",), ("timeout",), ("unserved",)),
         ),
         Metric(
             "twinpool_router_queue_seconds",
@@ -95,6 +95,13 @@ METRICS = catalogue(
             "twinpool_router_key_requests_total",
             "counter",
             "Requests by name of the client's API key.",
+            f"{_SHELL}/client.py",
+            labels=(Label("key", "name of the key in the Secret of routing.auth", 1, "keys"),),
+        ),
+        Metric(
+            "twinpool_router_key_tokens_total",
+            "counter",
+            "Tokens that they asked for, as limits count them: prompts by their bytes, answers by their limit.",
             f"{_SHELL}/client.py",
             labels=(Label("key", "name of the key in the Secret of routing.auth", 1, "keys"),),
         ),

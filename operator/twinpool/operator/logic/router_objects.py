@@ -57,10 +57,18 @@ def router_config(pool: InferencePool) -> RouterConfig:
         processes=max(1, int(parse_cpu(pool.spec.routing.resources.cpu))),
         access_log=pool.spec.routing.access_log.percent / 100,
         auth=pool.spec.routing.auth is not None,
+        **_key_limits(pool),
         tls=pool.spec.routing.tls is not None,
         tracing_url=pool.spec.tracing.url if pool.spec.tracing else "",
         tracing_sampling=pool.spec.tracing.sampling if pool.spec.tracing else 0.0,
     )
+
+
+def _key_limits(pool: InferencePool) -> dict[str, int]:
+    if pool.spec.routing.auth is None:
+        return {}
+    limit = pool.spec.routing.auth.limit
+    return {"key_requests": limit.requests_per_minute or 0, "key_tokens": limit.tokens_per_minute or 0}
 
 
 def endpoint(pool: InferencePool) -> str:

@@ -6,6 +6,7 @@ Every answer of the router's own that is an error is a :class:`Refusal`; an engi
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 
 from twinpool.core.errors import TwinpoolError
@@ -63,6 +64,12 @@ NO_PREFILL = Refusal(
 BROKEN = Refusal(
     502, "worker_lost", "The worker was lost in the middle of this answer, which is incomplete. Send the request again."
 )
+
+
+def over_limit(seconds: float) -> Refusal:
+    """Return the refusal of a key that has asked for as much as it may; it may ask again after so many seconds."""
+    message = "This API key has asked for more than the pool's routing.auth.limit allows. Try again later."
+    return Refusal(429, "key_limit", message, retry_after=math.ceil(seconds))
 
 
 class Refused(TwinpoolError):

@@ -12,7 +12,7 @@ from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
-from twinpool.router.logic.errors import Refusal, Refused, error_body
+from twinpool.router.logic.errors import Refusal, Refused, error_body, over_limit
 from twinpool.router.logic.keys import UNKNOWN_KEY
 from twinpool.router.shell import routes
 from twinpool.router.shell.exchange import Exchange
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from twinpool.router.logic.headers import Header
+    from twinpool.router.shell.call import Call
     from twinpool.router.shell.pool import Pool
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -41,7 +42,7 @@ _ids = _request_ids()
 
 
 class ClientConnection(asyncio.Protocol):
-    """Serves one connection; implements :class:`twinpool.router.shell.exchange.Client`."""
+    """Serves one connection; implements :class:`twinpool.router.shell.recipient.Client`."""
 
     __slots__ = (
         "_clients", "_close", "_ended", "_exchange", "_head", "_held", "_in_head", "_models", "_parser", "_paused",
@@ -127,7 +128,7 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.resume()
 
-    # What the exchange wants (twinpool.router.shell.exchange.Client).
+    # What the exchange wants (twinpool.router.shell.recipient.Client).
 
     def begin(self, head: bytes, request_id: bytes | None) -> None:
         """Keep an answer's head until :meth:`write`, which follows at once: one system call for both."""
@@ -244,11 +245,25 @@ class ClientConnection(asyncio.Protocol):
             self._count(call.status)
             self._end_or_free()
             return
+        if call.key and not self._within_limits(call, request_id):
+            return
         self.deadline = _NEVER
-        if call.key:
-            pool.numbers.add("twinpool_router_key_requests_total", (call.key,))
         exchange = self._exchange = Exchange(pool, self, call)
         exchange.start()
+
+    def _within_limits(self, call: Call, request_id: bytes) -> bool:
+        """Count a request of an API key; one that is beyond the key's limits is refused here."""
+        numbers, request, rates = self._pool.numbers, call.request, self._pool.rates
+        tokens = request.prompt_tokens + request.output_tokens
+        wait = 0.0 if rates is None else rates.take(call.key, tokens, self._pool.clock())
+        if wait:
+            numbers.add("twinpool_router_turned_away_total", ("limit",))
+            self._send_refusal(over_limit(wait), request_id)
+            self._end_or_free()
+            return False
+        numbers.add("twinpool_router_key_requests_total", (call.key,))
+        numbers.add("twinpool_router_key_tokens_total", (call.key,), tokens)
+        return True
 
     def _next(self, *, close: bool) -> None:
         self._close = self._close or close

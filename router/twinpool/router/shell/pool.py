@@ -15,6 +15,7 @@ from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.meter import Meter
 from twinpool.router.logic.metrics import Numbers, keep_workers
 from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
+from twinpool.router.logic.rate import Rates
 from twinpool.router.logic.warmth import Warmth
 from twinpool.router.shell.access import AccessLog
 from twinpool.router.shell.admission import Admission
@@ -72,6 +73,10 @@ class Pool:
         self.draining = False
         #: Connections to close after their next answer.
         self.shed = 0
+        #: What keys may ask of this process; None: any number.
+        self.rates: Rates | None = None
+        if config.key_requests or config.key_tokens:
+            self.rates = Rates(config.key_requests / processes, config.key_tokens / processes)
         #: None where nobody needs an API key.
         self.keyring: Keyring | None = None
         #: Bytes of request bodies held.
