@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 
     from bench.harness.cell import Cell
 
-#: Names that will exist once their part does, so that the answer to them can say so.
-COMING = {
-    "scaling": "scaling's benchmark comes with scaling",
-}
-
 _FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -51,6 +46,5 @@ def load(name: str, folder: Path = _FOLDER) -> Benchmark:
     """
     existing = names(folder)
     if name not in existing:
-        why = f": {COMING[name]}" if name in COMING else ""
-        raise UnknownBenchmark(f"there is no benchmark {name!r}{why}", f"choose one of: {', '.join(existing)}")
+        raise UnknownBenchmark(f"there is no benchmark {name!r}", f"choose one of: {', '.join(existing)}")
     return cast("Benchmark", importlib.import_module(f"bench.{name}.benchmark"))

@@ -93,12 +93,11 @@ def test_numbers_have_three_digits(value, shown):
     assert report.number(value) == shown
 
 
-@pytest.mark.parametrize("name", ["scaling", "nonsense"])
-def test_an_unknown_benchmark_is_named_with_those_that_exist(name, capsys):
-    assert command.main([name]) == 2
+def test_an_unknown_benchmark_is_named_with_those_that_exist(capsys):
+    assert command.main(["nonsense"]) == 2
     assert "worker" in capsys.readouterr().err
     with pytest.raises(registry.UnknownBenchmark):
-        registry.load(name)
+        registry.load("nonsense")
 
 
 @pytest.mark.parametrize(("limit", "code"), [(0.5, 0), (0.4, 1)])

@@ -1,0 +1,146 @@
+"""Rules that are published, written anew with one knob each, and ours. None knows what will come."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from bench.scaling.pool import BATCH, ITL, PRICES, TTFT
+from twinpool.core.spec import InferencePool
+from twinpool.operator.logic.scaling_report import Totals, Work
+from twinpool.operator.logic.scaling_step import Seen, State, advance
+from twinpool.operator.logic.scaling_window import Look, remembered, window
+from twinpool.operator.logic.target import limits
+
+if TYPE_CHECKING:
+    from bench.scaling.pool import Pool
+    from bench.scaling.workloads import Workload
+
+MOST = 16
+#: Seconds between two decisions of the rules of others, and for which they hold the highest wish before scaling in
+#: (Kubernetes' HPA: 15 and 300). Ours holds as long.
+_EVERY, _HOLD = 15, 300
+
+
+def _bounded(pair: tuple[float, float], workload: Workload) -> tuple[int, int]:
+    """Return whole numbers within 1 and the most; where the budget is less, both in proportion."""
+    prefill, decode = (max(1, min(MOST, math.ceil(count - 1e-9))) for count in pair)
+    budget = workload.budget
+    if budget is not None and prefill + decode > budget:
+        prefill = max(1, min(budget - 1, budget * prefill // (prefill + decode)))
+        decode = budget - prefill
+    return prefill, decode
+
+
+class Static:
+    """The same numbers all the time."""
+
+    def __init__(self, pair: tuple[int, int]) -> None:
+        self._pair = pair
+
+    def decide(self, _: Pool) -> tuple[int, int]:
+        """See :class:`bench.scaling.pool.Rule`."""
+        return self._pair
+
+
+class Utilisation:
+    """HPA: ceil(now x use / target), 10 % tolerance, the highest wish of the last 300 s. ``ratio``: prefill for each
+    decode group, fixed (kthena's and HeteroScale's band); None: each role by its own use."""
+
+    def __init__(self, target: float, ratio: float | None = None) -> None:
+        self._target, self._ratio = target, ratio
+        self._busy = 0.0
+        self._wishes: deque[tuple[float, tuple[int, int]]] = deque()
+
+    def decide(self, pool: Pool) -> tuple[int, int]:
+        """See :class:`bench.scaling.pool.Rule`."""
+        if pool.now % _EVERY:
+            return pool.wanted
+        use = (pool.busy - self._busy) / _EVERY / max(1, pool.wanted[0])
+        self._busy = pool.busy
+        load = (len(pool.running) + len(pool.entering)) / (max(1, pool.wanted[1]) * BATCH)
+        prefill, decode = self._wish(pool.wanted[0], min(1.0, use)), self._wish(pool.wanted[1], min(1.0, load))
+        if self._ratio is not None:
+            prefill = math.ceil(decode * self._ratio)
+        return _held(self._wishes, pool, _bounded((prefill, decode), pool.workload))
+
+    def _wish(self, now: int, use: float) -> float:
+        return now if abs(use / self._target - 1) <= 0.1 else math.ceil(now * use / self._target)
+
+
+def _held(wishes: deque[tuple[float, tuple[int, int]]], pool: Pool, wish: tuple[int, int]) -> tuple[int, int]:
+    wishes.append((pool.now, wish))
+    while wishes[0][0] < pool.now - _HOLD:
+        wishes.popleft()
+    most = [max(old[role] for _, old in wishes) for role in (0, 1)]
+    held = [max(new, min(now, high)) for new, now, high in zip(wish, pool.wanted, most, strict=True)]
+    return _bounded((held[0], held[1]), pool.workload)
+
+
+class Concurrency:
+    """KPA: requests at a stage / target, over 60 s, or over 6 s when that asks for twice of what there is."""
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+        self._seen: deque[tuple[int, int]] = deque(maxlen=60)
+        self._wishes: deque[tuple[float, tuple[int, int]]] = deque()
+
+    def decide(self, pool: Pool) -> tuple[int, int]:
+        """See :class:`bench.scaling.pool.Rule`."""
+        self._seen.append((len(pool.queue) + len(pool.handed), len(pool.running) + len(pool.entering)))
+        if pool.now % 2:
+            return pool.wanted
+        wish = [self._wish(role, pool.wanted[role], each) for role, each in ((0, 1.0), (1, float(BATCH)))]
+        return _held(self._wishes, pool, _bounded((wish[0], wish[1]), pool.workload))
+
+    def _wish(self, role: int, now: int, each: float) -> float:
+        values = [entry[role] for entry in self._seen]
+        stable, panic = (sum(part) / len(part) / (self._target * each) for part in (values, values[-6:]))
+        return max(panic, now) if panic >= 2 * now else stable
+
+
+class Ours:
+    """The decision of the operator, from reports as routers would give them."""
+
+    def __init__(self, workload: Workload) -> None:
+        role = {"min": 1, "max": MOST}
+        scaling = {"prefill": role, "decode": role, "stabilization": {"scaleIn": f"{_HOLD}s"}}
+        if workload.budget is not None:
+            scaling["gpuBudget"] = workload.budget
+        spec = {
+            "model": {"name": "m"}, "prefill": {}, "decode": {}, "scaling": scaling,
+            "engine": {"args": [f"--max-num-seqs={BATCH}"]},
+            "objectives": {"ttft": f"{round(1000 * TTFT)}ms", "itl": f"{round(1000 * ITL)}ms"},
+        }  # fmt: skip
+        self._pool = InferencePool.model_validate({"metadata": {"name": "p"}, "spec": spec})
+        self._state, self._totals = State(), Totals()
+        self._looks: tuple[Look, ...] = ()
+        self._ended = 0
+
+    def decide(self, pool: Pool) -> tuple[int, int]:
+        """See :class:`bench.scaling.pool.Rule`."""
+        self._count(pool)
+        if pool.now % 2:
+            return pool.wanted
+        backlog = sum(PRICES.prefill(request.prompt, 0) for request in pool.queue)
+        work = Work(self._totals, 0, backlog, len(pool.running) + len(pool.entering))
+        self._looks = remembered(self._looks, Look(pool.now, {"r": work}), 60.0)
+        scaling = self._pool.spec.scaling
+        assert scaling is not None
+        seen = Seen(pool.wanted, pool.wanted, window(self._looks, ["r"], pool.now, 60.0), pool.workload.start)
+        self._state, outcome = advance(self._state, self._pool, scaling, seen, pool.now)
+        assert limits(self._pool, scaling).prefill[0] <= outcome.pair[0]
+        return outcome.pair
+
+    def _count(self, pool: Pool) -> None:
+        works = [PRICES.prefill(request.prompt, 0) for request in pool.came]
+        done, self._ended = pool.ended[self._ended :], len(pool.ended)
+        slow = math.log(pool.workload.slow)
+        self._totals = self._totals.plus(Totals(
+            requests=len(works), prompt_tokens=sum(r.prompt for r in pool.came),
+            output_tokens=sum(r.output for r in pool.came), prefill=sum(works),
+            prefill_squared=sum(work * work for work in works), streams=len(done),
+            streamed_tokens=sum(r.output for r in done), prefills=len(done), prefill_log=len(done) * slow,
+            steps=len(done), step_log=len(done) * slow,
+        ))  # fmt: skip
