@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from twinpool.demo.client import post
 from twinpool.demo.scenario import condition, pods, pool, router_url
 from twinpool.localcluster import cluster as clusters
 from twinpool.localcluster.helm import ensure_helm
+from twinpool.localcluster.images import default_images
 from twinpool.localcluster.progress import Progress
 from twinpool.localcluster.waiting import wait_until
 
@@ -74,11 +76,14 @@ def bare(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def helm(request: pytest.FixtureRequest, bare: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """The helm that the pinned module makes, on that cluster."""
+@pytest.fixture
+def helm(request: pytest.FixtureRequest, bare: LocalCluster, tmp_path: Path) -> Iterator[Helm]:
+    """The helm that the pinned module makes, on that cluster; release and CRD, with its pools, go afterwards."""
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        return Helm(ensure_helm(Progress()), tmp_path_factory.mktemp("helm"), bare)
+        found = Helm(ensure_helm(Progress()), tmp_path / "helm", bare)
+    yield found
+    found("uninstall", "twinpool", "--ignore-not-found", "--wait", "--timeout=180s")
+    bare.kubectl("delete", "crd", CRD, "--ignore-not-found", timeout=120)
 
 
 def previous(helm: Helm, folder: Path) -> str:
@@ -115,10 +120,13 @@ def ask(cluster: LocalCluster) -> int:
     return post(f"{router_url(cluster, NAMESPACE, NAME)}/v1/completions", body).status
 
 
-def twinpool(cluster: LocalCluster, *arguments: str) -> str:
+def twinpool(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
+    """Return what the command line prints; it must end with this exit code."""
     environment = {**cluster.environment, "PATH": f"{Path(cluster.kubectl_path).parent}:{os.environ['PATH']}"}
     command = [sys.executable, "-m", "twinpool.cli", *arguments, "--namespace", NAMESPACE]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
 
 
 def make_pool(cluster: LocalCluster) -> None:
@@ -136,6 +144,43 @@ def acts_on_the_pool(cluster: LocalCluster) -> None:
         wait_until(lambda n=replicas: len(pods(cluster, NAMESPACE, NAME, "router")) == n, 120, f"{replicas} routers")
 
 
+def test_a_crd_that_was_applied_by_hand_is_taken_over(helm: Helm, bare: LocalCluster) -> None:
+    bare.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+    helm("install", "twinpool", str(CHART), "--set=operator.replicas=0", "--take-ownership", "--force-conflicts")
+    assert bare.json("get", "crd", CRD)["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+
+
+def readme_commands() -> str:
+    """Return what the README tells to type on a cluster, as a script; building images takes a container engine."""
+    text = (ROOT / "README.md").read_text().partition("## Install on a cluster")[2]
+    block = text.partition("```console\n")[2].partition("```")[0]
+    commands = [command for command in block.split("\n$ ") if "docker" not in command]
+    assert len(commands) > 4
+    return "\n".join(commands)
+
+
+def test_the_commands_of_the_readme(helm: Helm, bare: LocalCluster) -> None:
+    bare.add_images({f"registry.test/{name}": image for name, image in default_images().items()})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Another port than 8000 on this machine, which somebody else may have.
+    script = readme_commands().replace(" 8000:8000", f" {port}:8000").replace("localhost:8000", f"localhost:{port}")
+    folders = (helm.program.parent, Path(bare.kubectl_path).parent, Path(sys.executable).parent)
+    environment = {**bare.environment, "PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f"trap 'kill $(jobs -p)' EXIT\n{script}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=ROOT,
+        env={**environment, "REGISTRY": "registry.test"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Paris" in done.stdout
+    assert "answered one" in done.stdout, "doctor has asked for a token"
+
+
 def test_from_install_to_uninstall_and_back(helm: Helm, bare: LocalCluster, tmp_path: Path) -> None:
     notes = helm("install", "twinpool", previous(helm, tmp_path), "--wait", "--timeout=180s")
     assert "kubectl -n twinpool-system rollout status deployment/twinpool-operator" in notes
@@ -145,6 +190,8 @@ def test_from_install_to_uninstall_and_back(helm: Helm, bare: LocalCluster, tmp_
     assert len(before) == 2
     assert ask(bare) == 200
     assert "decode" in twinpool(bare, "explain", NAME, "--placement")
+    assert twinpool(bare, "status", NAME).count(" serving ") == 2
+    assert "failed" not in twinpool(bare, "doctor", NAME)
 
     url = router_url(bare, NAMESPACE, NAME)
     test = (f"--set=test.pool={NAME}", f"--set=test.namespace={NAMESPACE}", f"--set=test.url={url}")
@@ -166,6 +213,7 @@ def test_from_install_to_uninstall_and_back(helm: Helm, bare: LocalCluster, tmp_
     )
     assert CRD in bare.kubectl("get", "crd", "-o", "name").stdout
     assert ask(bare) == 200, "a pool serves without its operator"
+    assert "no operator is installed" in twinpool(bare, "doctor", NAME, code=1)
 
     helm("install", "twinpool", str(CHART), "--wait", "--timeout=180s")
     acts_on_the_pool(bare)
