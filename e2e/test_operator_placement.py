@@ -250,6 +250,37 @@ def test_without_pinning_kube_scheduler_is_told_what_is_wished_for(near: Pool) -
     assert len({node[-1] in "ab" for node in nodes(near.workers())}) == 1, "both pods are in one domain"
 
 
+def test_a_group_that_only_new_nodes_can_hold_is_shown_to_autoscalers(near: Pool) -> None:
+    """One node of the rack is not there yet: both pods are refused for it to see, and lie whole when it has come."""
+    local = near.cluster
+    local.kill_node("node-d")
+    local.kubectl("delete", "node", "node-d")
+    try:
+        near.apply({"decode": {**WIDE, "scheduling": {"nodeSelector": {"network.topology.nvidia.com/leaf": "r1"}}}})
+
+        def shown() -> bool:
+            pods = near.workers()
+            return len(pods) == 2 and all(refused(pod) and not pod["spec"].get("schedulingGates") for pod in pods)
+
+        wait_until(shown, 90, "kube-scheduler refuses both pods for an autoscaler to see")
+        affinity = near.workers()[0]["spec"]["affinity"]
+        (together,) = affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert together["topologyKey"] == CLIQUE
+        assert "node-c" in json.dumps(affinity["nodeAffinity"]), "half of the group takes no node that is there"
+        wait_until(near.short, 60, "the pool says what is short")
+        assert nodes(near.workers()) == ["", ""]
+    finally:
+        local.start_node("node-d")
+    wait_until(near.ready, 180, "the pool serves")
+    wait_until(lambda: sorted(nodes(near.workers())) == ["node-c", "node-d"], 60, "the group is whole on both nodes")
+    wait_until(lambda: near.condition("Placed")["status"] == "True", 60, "it is placed")
+
+
+def refused(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(item["type"] == "PodScheduled" and item.get("reason") == "Unschedulable" for item in conditions)
+
+
 #: A Python that has torch. As an engine it does nothing; between its ranks everything takes a quarter of a second
 #: longer, which stands for a bad cable.
 BAD_CABLE = """#!{python}

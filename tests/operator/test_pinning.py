@@ -12,8 +12,18 @@ from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Apply, HandOver, TakeBack
 from twinpool.operator.logic.groups import Group
 from twinpool.operator.logic.observed import Child, Observed, PodView, read_pod
-from twinpool.operator.logic.pinning import HALF_AFTER, RACE_AFTER, coming, ends, handed_over, taken_back, undecided
-from twinpool.operator.logic.placement.model import Shortfall, Verdict
+from twinpool.operator.logic.pinning import (
+    HALF_AFTER,
+    RACE_AFTER,
+    coming,
+    ends,
+    growing,
+    handed_over,
+    remade,
+    taken_back,
+    undecided,
+)
+from twinpool.operator.logic.placement.model import Growth, Shortfall, Verdict
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.settings import Settings
 
@@ -136,6 +146,61 @@ def test_half_a_group_holds_its_nodes_for_a_while_only(pool: InferencePool) -> N
     assert [action.uid for action in taken_back(observed, groups, NOW + HALF_AFTER)] == ["u0"]
     assert ends(observed, groups) == [NOW + HALF_AFTER]
     assert taken_back(observed, [group(gated(0), gated(1))], NOW + HALF_AFTER) == [], "it holds nothing"
+
+
+GROWTH = Growth("clique", ("n0",))
+NEW = Verdict(short=VAIN, pods=BOTH, growth=GROWTH)
+
+
+def shown(rank: int, **changes: Any) -> PodView:
+    """A pod that kube-scheduler refuses, for autoscalers to see."""
+    return pod(rank, scheduled=False, unschedulable=True, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "settings", "expected"),
+    [
+        (group(gated(0), gated(1)), NEW, SEES, "clique n0"),
+        (group(gated(0), gated(1)), Verdict(short=SHORT, pods=BOTH), SEES, ""),
+        (group(gated(0), gated(1)), None, SEES, ""),
+        (group(gated(0), gated(1)), NEW, Settings(), ""),
+        (group(shown(0), shown(1), **{names.GROWTH_ANNOTATION: "clique n9"}), NEW, SEES, "clique n9"),
+        (group(shown(0), shown(1), **{names.GROWTH_ANNOTATION: "rack n9"}), NEW, SEES, "clique n0"),
+        (group(shown(0), shown(1), **{names.GROWTH_ANNOTATION: "clique n9"}), None, SEES, "clique n9"),
+        (group(**{names.GROWTH_ANNOTATION: "clique n9"}), None, SEES, "clique n9"),
+        (group(pod(0, node="a"), shown(1), **{names.GROWTH_ANNOTATION: "clique n9"}), NEW, SEES, "clique n9"),
+        (group(pod(0, node="a"), pod(1, node="b"), **{names.GROWTH_ANNOTATION: "clique n9"}), None, SEES, ""),
+    ],
+)
+def test_when_a_group_is_shown_to_autoscalers(
+    changed: Group, verdict: Verdict | None, settings: Settings, expected: str
+) -> None:
+    assert growing(changed, verdict, settings) == expected
+
+
+def test_pods_are_made_anew_once_their_set_says_so(pool: InferencePool) -> None:
+    noted = {names.GROWTH_ANNOTATION: "clique n0"}
+    waits = group(gated(0), gated(1))
+    assert remade(seen(pool, NEW), [waits], SEES) == [], "its StatefulSet is about to change"
+    found = remade(seen(pool, NEW), [group(gated(0), gated(1), **noted)], SEES)
+    assert [action.uid for action in found] == ["u0", "u1"]
+    assert found[0].reason == "a-0 is made anew: only new nodes can hold its group"
+    assert remade(seen(pool, NEW), [group(shown(0), pod(1, node="x"), **noted)], SEES) == []
+    came = seen(pool, Verdict(("n1", "n2"), pods=BOTH))
+    assert remade(came, [group(shown(0), shown(1), **noted)], SEES) == []
+    (back,) = remade(came, [group(shown(0), pod(1, node="n2"), pod(2, pinned="n3"), size=3)], SEES)
+    assert (back.uid, back.reason) == ("u0", "a-0 is made anew: nodes can be chosen for its group now")
+    assert remade(came, [group(shown(0), size=1)], SEES) == [], "one pod is shown as it is"
+    assert remade(came, [group(shown(0), shown(1))], Settings()) == []
+
+
+def test_half_a_group_that_grows_holds_its_nodes_for_a_while_only(pool: InferencePool) -> None:
+    observed, noted = seen(pool, NEW), {names.GROWTH_ANNOTATION: "clique n0"}
+    half = [group(pod(0, node="n5"), shown(1), **noted)]
+    assert taken_back(observed, half, NOW + HALF_AFTER - 1) == []
+    assert [action.uid for action in taken_back(observed, half, NOW + HALF_AFTER)] == ["u0", "u1"]
+    assert taken_back(observed, [group(shown(0), shown(1), **noted)], NOW + HALF_AFTER) == [], "it holds nothing"
+    assert undecided(seen(pool), half)
 
 
 def test_new_pods_under_old_names_are_undecided(pool: InferencePool) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bench.placement.cases import GPU, node
 from twinpool.cli.placement import Seen, foreseen
 from twinpool.core.topology import PRESETS, topology
+from twinpool.operator.logic import names
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.observed import Observed
 from twinpool.operator.logic.pinning import claimed, shortages
@@ -154,3 +155,38 @@ def test_with_competition_it_ends_in_whole_groups_or_in_a_stated_shortage(
             assert not any(nodes), "no half of a group keeps its nodes"
             pods = [pod for pod in made.cluster.pods.values() if pod.group == name]
             assert name in made.short or all(pod.unschedulable for pod in pods), "it says what is short"
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["operator first", "kube-scheduler first"])
+def test_a_group_that_only_new_nodes_can_hold_is_shown_and_lands_whole_when_they_come(
+    make_pool: Callable[..., InferencePool], model_cluster: Any, eager: bool
+) -> None:
+    limits = {"spec": {"containers": [{"name": "engine", "resources": {"limits": {GPU: "2"}}}]}}
+    role = {"parallelism": {"tensor": 4}, "resources": {"gpu": {"perNode": 2}}, "podTemplate": limits}
+    made = World(model_cluster(make_pool(prefill=None, decode=role, placement={})), Random(1))
+    made.nodes = [node(f"n{n}", "b", f"r{n}", f"c{n}", 2) for n in range(2)]
+    for _ in range(4):
+        made.step(steals=False)
+    (child,) = made.cluster.sets().values()
+    spec = child.content["spec"]["template"]["spec"]
+    pods = [pod for pod in made.cluster.pods.values() if pod.group]
+    assert child.annotation(names.GROWTH_ANNOTATION) == "nvidia.com/gpu.clique n0 n1"
+    assert "podAffinity" in spec["affinity"]
+    assert "schedulingGates" not in spec
+    assert len(pods) == 2
+    assert all(pod.unschedulable and not pod.scheduling_gates for pod in pods), "an autoscaler sees them"
+    uids = {pod.uid for pod in pods}
+    made.step(steals=False)
+    assert {pod.uid for pod in made.cluster.pods.values() if pod.group} == uids, "and nothing is made anew for nothing"
+    made.nodes += [node(name, "b", "r9", "c9", 2) for name in ("n8", "n9")]
+    if eager:
+        first = next(name for name, pod in made.cluster.pods.items() if pod.group)
+        bound = {"node": "n9", "scheduled": True, "unschedulable": False}
+        made.cluster.pods[first] = dataclasses.replace(made.cluster.pods[first], **bound)
+    for _ in range(5):
+        made.step(steals=False)
+    (places,) = made.bound().values()
+    assert sorted(places) == ["n8", "n9"]
+    (child,) = made.cluster.sets().values()
+    assert child.annotation(names.GROWTH_ANNOTATION) is None
+    assert child.content["spec"]["template"]["spec"]["schedulingGates"]

@@ -11,10 +11,12 @@ from bench.placement.cases import GPU, node
 from twinpool.core import protocol
 from twinpool.core.protocol import WORKER_CONFIG_ENV, WorkerConfig
 from twinpool.core.topology import PRESETS, topology
+from twinpool.operator.logic import names
 from twinpool.operator.logic.groups import Group
 from twinpool.operator.logic.observed import Child, PodView
+from twinpool.operator.logic.placement.growth import affinity_for
 from twinpool.operator.logic.placement.ledger import Claim, Ledger, Promise, decide
-from twinpool.operator.logic.placement.model import Holder
+from twinpool.operator.logic.placement.model import Growth, Holder
 from twinpool.operator.logic.placement.reading import Held
 
 if TYPE_CHECKING:
@@ -146,3 +148,34 @@ def test_groups_whose_pods_are_not_there_yet_or_go_ask_for_nothing(pool: Inferen
     handed = [pod("c", 0), pod("c", 1)]
     claims = [Claim(pool, group(name, pods, 2, 16)) for name, pods in (("a", going), ("b", []), ("c", handed))]
     assert decided(claims) == Ledger({}, {})
+
+
+def growing(claim: Claim, noted: str) -> Claim:
+    """Return the claim with its pods shown to autoscalers: without gates, as its StatefulSet says."""
+    content = dict(claim.group.child.content)
+    content["metadata"] = {"labels": {}, "annotations": {names.GROWTH_ANNOTATION: noted}}
+    spec = dict(content["spec"]["template"]["spec"])
+    spec["affinity"] = affinity_for(None, claim.group.name, Growth.read(noted))
+    content["spec"] = {"template": {"spec": spec}}
+    pods = tuple(dataclasses.replace(item, scheduling_gates=()) for item in claim.group.pods)
+    child = dataclasses.replace(claim.group.child, content=content)
+    return Claim(claim.pool, dataclasses.replace(claim.group, child=child, pods=pods))
+
+
+def test_a_group_that_only_new_nodes_can_hold_is_shown_to_autoscalers_until_they_come(pool: InferencePool) -> None:
+    claim = Claim(pool, group("a", gated("a", 3), 3, 24))
+    found = decided([claim]).verdicts["team/a"]
+    assert found.short is not None
+    assert found.growth == Growth("nvidia.com/gpu.clique", tuple(f"n{n}" for n in range(6)))
+    shown = growing(claim, str(found.growth))
+    assert shown.waits
+    assert decided([shown]).verdicts["team/a"].growth == found.growth
+    came = [*NODES, node("n6", "b", "r0", "c0", 8)]
+    verdict = decide([shown], {}, came, (), TOPOLOGY).verdicts["team/a"]
+    assert sorted(verdict.nodes) == ["n0", "n1", "n6"], "nodes that are kept away from count for the decision"
+    assert verdict.growth is None
+
+
+def test_one_pod_is_shown_as_it_is(pool: InferencePool) -> None:
+    found = decided([Claim(pool, group("a", gated("a", 1), 1, 16))]).verdicts["team/a"]
+    assert found.growth is None

@@ -51,6 +51,11 @@ class Group:
         return self.child.deleting or self.child.annotation(names.RETIRED_ANNOTATION) == "true"
 
     @property
+    def grows(self) -> str:
+        """Return how its pods are shown to autoscalers because only new nodes can hold it; empty otherwise."""
+        return self.child.annotation(names.GROWTH_ANNOTATION) or ""
+
+    @property
     def replicas(self) -> int:
         """Return how many pods the group's StatefulSet is asked for."""
         count: int = self.child.content.get("spec", {}).get("replicas", 1)

@@ -24,6 +24,8 @@ INTERCONNECT_ANNOTATION = f"{protocol.GROUP}/interconnect"
 ACCOUNT_ANNOTATION = f"{protocol.GROUP}/service-account"
 #: ``pin`` or ``affinity`` on a group's StatefulSet: how its pods get their nodes, for as long as the group lives.
 PLACEMENT_ANNOTATION = f"{protocol.GROUP}/placement"
+#: On the StatefulSet of a group that only new nodes can hold: label and nodes of its pods' affinity.
+GROWTH_ANNOTATION = f"{protocol.GROUP}/placement-growth"
 
 ROUTER = "router"
 

@@ -14,7 +14,8 @@ from twinpool.core.placement import Placement
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import HandOver, TakeBack
 from twinpool.operator.logic.placement.affinity import ungating, wishes, with_wishes
-from twinpool.operator.logic.placement.model import Verdict
+from twinpool.operator.logic.placement.growth import affinity_for
+from twinpool.operator.logic.placement.model import Growth, Verdict
 from twinpool.operator.logic.pods import nodes_of
 from twinpool.operator.logic.ratio import wanted
 
@@ -54,12 +55,24 @@ def noted(group: Group) -> Mode | None:
 
 
 def placing(
-    pool: InferencePool, role: str, template: Template, name: str, chosen: Mode | None, settings: Settings
+    pool: InferencePool,
+    role: str,
+    template: Template,
+    name: str,
+    chosen: Mode | None,
+    settings: Settings,
+    grows: str = "",
 ) -> dict[str, Any]:
-    """Return what a group's StatefulSet gets so that its pods find their nodes: annotations, and parts of the spec."""
+    """Return what a group's StatefulSet gets so that its pods find their nodes: annotations, and parts of the spec.
+
+    ``grows`` is what :func:`growing` says of the group.
+    """
     if chosen is None:
         return {"annotations": {}, "spec": {}}
     spec: dict[str, Any] = {}
+    if chosen == "pin" and grows:
+        spec["affinity"] = affinity_for(template["spec"].get("affinity"), name, Growth.read(grows))
+        return {"annotations": {names.PLACEMENT_ANNOTATION: chosen, names.GROWTH_ANNOTATION: grows}, "spec": spec}
     if chosen == "pin":
         spec["schedulingGates"] = [{"name": protocol.PLACEMENT_GATE}]
     else:
@@ -87,7 +100,8 @@ def _node(pod: PodView, group: Group, verdict: Verdict | None, settings: Setting
     """Return the node of a gated pod, empty for any node, None when it has to wait.
 
     Without a view of the nodes waiting is pointless. And what no node here could ever hold is shown to kube-scheduler,
-    because autoscalers add nodes for pods that it refuses; not so a group of several pods, which it would tear.
+    because autoscalers add nodes for pods that it refuses; a group of several pods, which it would tear, is made anew
+    for that (:func:`growing`).
     """
     if not settings.sees_nodes:
         return ""
@@ -96,6 +110,39 @@ def _node(pod: PodView, group: Group, verdict: Verdict | None, settings: Setting
     if verdict.nodes:
         return verdict.nodes[pod.rank]
     return "" if verdict.short and verdict.short.in_vain and group.size == 1 else None
+
+
+def growing(group: Group, verdict: Verdict | None, settings: Settings) -> str:
+    """Return how a group's pods are to be shown to autoscalers, empty when they are not.
+
+    Nothing changes while nothing is decided, and a whole group needs nothing any more.
+    """
+    if not settings.sees_nodes or sum(bool(pod.node) for pod in _staying(group)) >= group.size:
+        return ""
+    if verdict is None:
+        return group.grows
+    if verdict.growth is None:
+        return ""
+    # Nodes that came and do not suffice are no reason to make the pods anew once more.
+    noted_growth = Growth.read(group.grows) if group.grows else None
+    return group.grows if noted_growth and noted_growth.key == verdict.growth.key else str(verdict.growth)
+
+
+def remade(observed: Observed, groups: Iterable[Group], settings: Settings) -> list[TakeBack]:
+    """Return the pods without a node that are gated where their StatefulSet now shows them to autoscalers, or not so.
+
+    Pod affinity of a pod cannot be changed. A StatefulSet that is about to change is waited for.
+    """
+    result = []
+    for group in claimed(groups):
+        settled = growing(group, observed.verdicts.get(group.name), settings) == group.grows
+        if not settings.sees_nodes or not settled or group.size == 1:
+            continue
+        for pod in _staying(group):
+            if not pod.node and not pod.pinned and _gated(pod) == bool(group.grows):
+                why = "only new nodes can hold its group" if group.grows else "nodes can be chosen for its group now"
+                result.append(TakeBack(pod.name, pod.uid, f"{pod.name} is made anew: {why}"))
+    return result
 
 
 def taken_back(observed: Observed, groups: Iterable[Group], now: float) -> list[TakeBack]:
@@ -137,15 +184,18 @@ def _racing(group: Group) -> list[PodView]:
 
 
 def _short(group: Group, verdicts: Mapping[str, Verdict]) -> list[PodView]:
-    """Return the gated pods of a group that found no node beside those that have one."""
+    """Return the pods of a group that found no node beside those that have one."""
     pods = _staying(group)
-    if verdicts.get(group.name, _NONE).short is None or all(_gated(pod) for pod in pods):
-        return []
-    return [pod for pod in pods if _gated(pod)]
+    waiting = [pod for pod in pods if _waits(pod, group)]
+    return [] if verdicts.get(group.name, _NONE).short is None or len(waiting) == len(pods) else waiting
 
 
 def _staying(group: Group) -> list[PodView]:
     return [pod for pod in group.pods if pod.deadline is None]
+
+
+def _waits(pod: PodView, group: Group) -> bool:
+    return _gated(pod) or (bool(group.grows) and not pod.node and not pod.pinned)
 
 
 def _gated(pod: PodView) -> bool:
@@ -176,7 +226,7 @@ def coming(observed: Observed, groups: Iterable[Group]) -> bool:
 def undecided(observed: Observed, groups: Iterable[Group]) -> bool:
     """Return whether a gated pod waits for a decision that has not been made for it."""
     return any(
-        _gated(pod) and pod.uid not in observed.verdicts.get(group.name, _NONE).pods
+        _waits(pod, group) and pod.uid not in observed.verdicts.get(group.name, _NONE).pods
         for group in claimed(groups)
         for pod in _staying(group)
     )

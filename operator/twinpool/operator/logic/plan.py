@@ -24,7 +24,7 @@ from twinpool.operator.logic.groups import LOST_AFTER, Group, last_serial, new_n
 from twinpool.operator.logic.interconnect import noting
 from twinpool.operator.logic.leaders import naming
 from twinpool.operator.logic.pinning import ends as pinning_ends
-from twinpool.operator.logic.pinning import handed_over, mode, noted, placing, taken_back
+from twinpool.operator.logic.pinning import growing, handed_over, mode, noted, placing, remade, taken_back
 from twinpool.operator.logic.ratio import wanted as wanted_groups
 from twinpool.operator.logic.revision import KIND, Revision, object_name, revision_object
 from twinpool.operator.logic.router_objects import router_objects
@@ -52,7 +52,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         *(headless_service(pool, name) for name in names.roles(pool)),
         *(disruption_budget(pool, name) for name in names.roles(pool)),
         *(revision_object(pool, item) for item in decision.revisions.values() if item.name not in decision.beyond),
-        *_kept(pool, existing, todo, decision.revisions, settings),
+        *_kept(observed, existing, todo, decision.revisions, settings),
         *_created(pool, existing, todo.create, decision.revisions[todo.revision], serial, settings),
     ]
     bodies = [stamped(body) for body in wanted_objects]
@@ -66,6 +66,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         if (child := children.get((KIND, object_name(pool.metadata.name, name))))
     ]
     actions += [*handed_over(observed, existing, settings), *taken_back(observed, existing, now)]
+    actions += remade(observed, existing, settings)
     actions += [*naming(existing), *restarts.counting(observed, existing)]
     actions += noting(observed, existing, settings.topology, now, sees_nodes=settings.sees_nodes)
     actions += [*gates(observed, existing), *drains(observed, existing, now), *strays(existing)]
@@ -109,19 +110,20 @@ def _remembered(pool: InferencePool, children: Mapping[tuple[str, str], Child]) 
 
 
 def _kept(
-    pool: InferencePool,
+    observed: Observed,
     existing: tuple[Group, ...],
     todo: Step,
     revisions: Mapping[str, Revision],
     settings: Settings,
 ) -> list[Body]:
     """Return the groups that stay as they should be, each by the stored template of its own revision."""
-    result = []
+    pool, result = observed.pool, []
     for group in existing:
         revision = revisions.get(group.revision)
         template = revision.templates.get(group.role) if revision else None
         if template is not None and not group.retired and group.name not in todo.retire:
-            added = placing(pool, group.role, template, group.name, noted(group), settings)
+            grows = growing(group, observed.verdicts.get(group.name), settings)
+            added = placing(pool, group.role, template, group.name, noted(group), settings, grows)
             result.append(group_set(pool, group.role, template, group.revision, group.serial, group.name, added))
     return result
 

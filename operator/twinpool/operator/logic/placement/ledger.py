@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
 from twinpool.operator.logic.placement import reading
-from twinpool.operator.logic.placement.model import Assignment, Gang, Holder, Match, Node, Verdict
+from twinpool.operator.logic.placement.growth import growth, without
+from twinpool.operator.logic.placement.model import Assignment, Gang, Growth, Holder, Match, Node, Verdict
 from twinpool.operator.logic.placement.place import place
 from twinpool.operator.logic.placement.tree import Tree, tree
 
@@ -59,8 +60,11 @@ class Claim:
 
     @property
     def waits(self) -> bool:
-        """Return whether a pod of the group waits for us."""
-        return any(protocol.PLACEMENT_GATE in pod.scheduling_gates for pod in self.pods)
+        """Return whether a pod of the group waits for us, or was shown to autoscalers and has no node yet."""
+        return any(
+            protocol.PLACEMENT_GATE in pod.scheduling_gates or (self.group.grows and not pod.node and not pod.pinned)
+            for pod in self.pods
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def decide(
         placed.update(there)
     wants = {_pool(claim): reading.constraints(claim.pool) for claim in ordered}
     answer = place(groups, seen, placed, topology, wants, slow=slow)
-    verdicts = {claim.name: _verdict(claim, groups, answer) for claim in ordered if claim.waits}
+    verdicts = {claim.name: _verdict(claim, groups, answer, domains) for claim in ordered if claim.waits}
     kept = {
         claim.name: Promise(verdicts[claim.name].nodes, verdicts[claim.name].pods)
         for claim in ordered
@@ -124,7 +128,8 @@ def _pool(claim: Claim) -> str:
 def whole(claim: Claim) -> Gang:
     """Return what the whole group asks for."""
     template = claim.group.child.content.get("spec", {}).get("template", {})
-    return reading.gang(claim.name, _pool(claim), claim.group.role, template)
+    gang = reading.gang(claim.name, _pool(claim), claim.group.role, template)
+    return without(gang, Growth.read(claim.group.grows)) if claim.group.grows else gang
 
 
 def _pieces(claim: Claim, promise: Promise | None, domains: Tree) -> tuple[list[Gang], dict[str, tuple[str, ...]]]:
@@ -181,14 +186,16 @@ def _near(beside: Sequence[str], level: int, domains: Tree) -> Match:
     return Match("metadata.name", "In", names, field=True)
 
 
-def _verdict(claim: Claim, groups: Iterable[Gang], answer: Assignment) -> Verdict:
+def _verdict(claim: Claim, groups: Iterable[Gang], answer: Assignment, domains: Tree) -> Verdict:
     """Return what the pieces of a group come to: nodes for all ranks, or the first shortage."""
     pieces = [gang for gang in groups if gang.name.partition("#")[0] == claim.name]
     pods = frozenset(pod.uid for pod in claim.pods)
     short = next((answer.short[gang.name] for gang in pieces if gang.name in answer.short), None)
-    if short is not None:
-        return Verdict(short=replace(short, gang=claim.name), pods=pods)
     gang, fixed = whole(claim), claim.fixed
+    if short is not None:
+        new = short.in_vain and gang.pods > 1
+        grown = growth(gang, reading.constraints(claim.pool), domains) if new else None
+        return Verdict(short=replace(short, gang=claim.name), pods=pods, growth=grown)
     if len(pieces) == 1 and pieces[0].name == claim.name:
         return Verdict(answer.places[claim.name], pods=pods)
     nodes = dict(fixed)

@@ -163,12 +163,35 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """How pods of a group that only new nodes can hold are shown to autoscalers.
+
+    ``key`` is the node label whose domain must hold the group, empty for none; ``avoided`` are nodes that are there.
+    """
+
+    key: str
+    avoided: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return it as it is noted on a StatefulSet."""
+        return " ".join((self.key or "-", *self.avoided))
+
+    @classmethod
+    def read(cls, text: str) -> Growth:
+        """Return what was noted."""
+        key, *avoided = text.split() or ["-"]
+        return cls("" if key == "-" else key, tuple(avoided))
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What was decided about one group: a node for each rank, or why there is none yet.
 
-    ``pods`` are the uids of the pods that it is about; others under the same names need another decision.
+    ``pods`` are the uids of the pods that it is about; others under the same names need another decision. ``growth``
+    is there when only new nodes can hold a group of several pods.
     """
 
     nodes: tuple[str, ...] = ()
     short: Shortfall | None = None
     pods: frozenset[str] = frozenset()
+    growth: Growth | None = None
