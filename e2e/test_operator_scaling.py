@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from twinpool.core import protocol
-from twinpool.demo.client import stream
+from twinpool.demo.client import post, stream
 from twinpool.demo.scenario import condition, pool, router_url
 from twinpool.localcluster.waiting import wait_until
 
@@ -178,3 +178,16 @@ def test_a_length_shift_moves_the_ratio_in_one_write_within_the_budget_and_over_
     assert traffic.failures == []
     assert traffic.answered
     assert condition(pool(elastic.cluster, elastic.namespace, NAME), "ScalingActive")["status"] == "True"
+
+
+def test_without_traffic_no_group_is_left_and_the_next_request_waits_for_one_and_is_answered(elastic: Elastic) -> None:
+    elastic.apply(low=0, window="3s", patience="3s")
+    wait_until(lambda: elastic.target() == (0, 0), 120, "the target is zero")
+    wait_until(lambda: not workers(elastic.cluster, elastic.namespace), 120, "no worker pod is left")
+    wait_until(lambda: elastic.status()["router"]["ready"], 120, "the router stays")
+    url = router_url(elastic.cluster, elastic.namespace, NAME)
+    body = {"model": MODEL, "prompt": "is anybody there?", "max_tokens": 4, "temperature": 0}
+    reply = post(f"{url}/v1/completions", body, timeout=200)
+    assert reply.status == 200, reply.body
+    newest = elastic.status()["scaling"]["decisions"]
+    assert any("somebody asks" in item["reason"] and item["after"] == {"prefill": 1, "decode": 1} for item in newest)
