@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import os
@@ -21,6 +22,9 @@ from twinpool.localcluster.progress import Progress
 from twinpool.localengine import image as engine_images
 from twinpool.localengine.install import ensure_engine
 from twinpool.localengine.models import MODELS, ensure_model
+
+# As in tests/conftest.py: pytest-asyncio would leave the loop open that Python 3.11 makes for whoever asks first.
+asyncio.set_event_loop(None)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
