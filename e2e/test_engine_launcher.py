@@ -22,6 +22,7 @@ from twinpool.worker.engines.command import Place, Pod
 from twinpool.worker.engines.vllm.flags import vllm_command
 from twinpool.worker.inject import inject
 from twinpool.worker.logic import load
+from twinpool.worker.logic.speculation import Surroundings, choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +78,7 @@ import json, sys
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 parser = make_arg_parser(FlexibleArgumentParser())
 for line in sys.stdin:
     args = parser.parse_args(json.loads(line))
@@ -86,6 +88,8 @@ for line in sys.stdin:
         "length": args.max_model_len, "revision": args.revision, "eager": args.enforce_eager,
         "nodes": [args.nnodes, args.node_rank, args.master_addr, args.master_port, args.headless,
         args.pipeline_parallel_size],
+        "drafts": args.speculative_config, "lookup": args.speculative_config and build_dynamic_sd_schedule_lookup(
+        args.speculative_config["num_speculative_tokens_per_batch_size"], 256, 4),
         "kv": args.kv_transfer_config and [args.kv_transfer_config.kv_connector, args.kv_transfer_config.kv_role,
         args.kv_transfer_config.kv_buffer_device, args.kv_transfer_config.kv_connector_extra_config]}))
 """
@@ -106,6 +110,9 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     places = [Place(rank, "10.0.0.7") for rank in (0, 1)]
     lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, gpus, Place()).argv[4:]) for one, gpus in settings]
     lines += [json.dumps(vllm_command(wide, Pod("10.0.0.7"), {}, 1, place).argv[4:]) for place in places]
+    drafting = tiny_config(role="decode", gpus=1, speculation="ngram")
+    choice = choose(drafting, Surroundings(takes_schedule=True))
+    lines.append(json.dumps(vllm_command(drafting, Pod("10.0.0.7"), {}, 1, Place(), choice.argument).argv[4:]))
     done = subprocess.run(
         [engine.python, "-c", PARSE],
         input="\n".join(lines),
@@ -116,7 +123,12 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(parsed) == len(settings) + len(places)
+    assert len(parsed) == len(settings) + len(places) + 1
+    drafts = parsed.pop()
+    assert drafts["drafts"]["method"] == "ngram"
+    assert drafts["lookup"][1] == 4
+    assert drafts["lookup"][1:] == sorted(drafts["lookup"][1:], reverse=True)
+    assert all(got["drafts"] is None for got in parsed)
     assert [got["nodes"] for got in parsed[len(settings) :]] == [
         [2, 0, "10.0.0.7", 29501, False, 2],
         [2, 1, "10.0.0.7", 29501, True, 2],

@@ -101,6 +101,8 @@ COLLIDING = [
     "-tp",
     "--kv-transfer-config.kv_role=kv_both",
     "--port=1",
+    "--speculative-config.num_speculative_tokens=3",
+    "-sc",
 ]
 COLLIDING_ENV = ["POD_IP", "VLLM_HOST_IP", "TWINPOOL_ANYTHING"]
 
@@ -169,6 +171,18 @@ def amount_cases(path: str) -> list[Case]:
     return [*good, Case(f".spec.{path}", nested(path, 1), nested(path, "x%"), words, extra=_all(path, wrong))]
 
 
+def speculating(**block: Any) -> dict[str, Any]:
+    return {"speculation": block}
+
+
+def tokens_case(role: str) -> Case:
+    def made(tokens: Any) -> dict[str, Any]:
+        return {**speculating(method="ngram"), role: {"speculation": {"tokens": tokens}}}
+
+    path = f"spec.{role}.speculation.tokens"
+    return Case(f".{path}", made(4), made(0), (path, "1 to 32, or auto"), extra=(made(33), made("4"), made("all")))
+
+
 def stuck_case(role: str, good: dict[str, Any], bad: dict[str, Any], *more: dict[str, Any]) -> Case:
     """Return a case for the rule that a group must be allowed to be one more or one fewer."""
     words = ("spec.rollout.maxSurge", f"cannot both be 0 for {role}")
@@ -229,6 +243,22 @@ def scaling_cases() -> list[Case]:
 CASES: list[Case] = [
     *scaling_cases(),
     Case(".spec", band("1:4"), {"ratio": {"min": "1:4", "max": "1:2"}}, ("spec.ratio", "needs a prefill role")),
+    Case(
+        ".spec",
+        {**speculating(method="mtp"), "decode": {"speculation": {"tokens": "auto"}}},
+        {"decode": {"speculation": {"tokens": 2}}},
+        ("spec.speculation", "needs the pool's spec.speculation"),
+        extra=({"prefill": {"speculation": {}}},),
+    ),
+    Case(
+        ".spec.speculation",
+        speculating(method="eagle3", model="org/draft"),
+        speculating(method="eagle3"),
+        ("spec.speculation.model", "need a model that drafts"),
+        extra=(speculating(method="ngram", model="org/draft"),),
+    ),
+    tokens_case("prefill"),
+    tokens_case("decode"),
     Case(".spec.ratio", band("1:2", "1:2"), band("1:1", "1:2"), ("spec.ratio.min", "must not be above ratio.max")),
     Case(".spec.ratio.min", band("1:999"), band("1:0"), ("spec.ratio.min", "must be PREFILL:DECODE")),
     Case(".spec.ratio.max", band("1:4", "3:4"), band("1:4", "0.75"), ("spec.ratio.max", "must be PREFILL:DECODE")),

@@ -135,6 +135,21 @@ def test_engines_publish_what_they_cache_only_when_asked_to(make_pool: Make) -> 
     assert ports == {"engine": 8000, "launcher": 8090, "kv-events": 5557, "kv-replay": 5577}
 
 
+def test_speculation_is_the_pools_and_the_number_of_tokens_the_roles(make_pool: Make) -> None:
+    pool = make_pool(
+        {
+            "speculation": {"method": "eagle3", "model": "org/draft"},
+            "decode": {"speculation": {"tokens": 3}},
+        }
+    )
+    decode, prefill = config(template(pool)), config(template(pool, "prefill"))
+    assert (decode.speculation, decode.draft_model, decode.draft_tokens) == ("eagle3", "org/draft", 3)
+    assert (prefill.speculation, prefill.draft_model, prefill.draft_tokens) == ("eagle3", "org/draft", 0)
+    auto = make_pool({"speculation": {"method": "ngram"}, "decode": {"speculation": {"tokens": "auto"}}})
+    assert config(template(auto)).draft_tokens == 0
+    assert config(template(make_pool())).speculation is None
+
+
 def test_the_roles_are_told_apart(make_pool: Make) -> None:
     assert config(template(make_pool(), "prefill")).role == "prefill"
 

@@ -118,6 +118,8 @@ def test_a_field_without_effect_on_pods_starts_no_rollout(make_pool: Make) -> No
         {"decode": {"engine": {"args": ["--x"]}}},
         {"prefill": {"podTemplate": {"spec": {"hostNetwork": True}}}},
         {"decode": {"drainTimeout": "1m"}},
+        {"speculation": {"method": "ngram"}},
+        {"speculation": {"method": "ngram"}, "decode": {"speculation": {"tokens": 2}}},
     ],
 )
 def test_whatever_reaches_a_pod_is_a_new_revision(make_pool: Make, change: dict[str, Any]) -> None:

@@ -68,6 +68,17 @@ class Prices:
         arithmetic = batch * (self.token + self.pair / 2) + self.pair * context
         return self.overhead + max(arithmetic, self.weights + self.context * context)
 
+    def verify(self, batch: float, drafted: int, context: float) -> float:
+        """Return the time of a decode step that checks ``drafted`` tokens after the next one of each sequence.
+
+        Every one of them is computed through the weights and compared with the context, which is read once.
+        """
+        if batch <= 0:
+            return 0.0
+        count = drafted + 1
+        arithmetic = count * (batch * (self.token + self.pair * count / 2) + self.pair * context)
+        return self.overhead + max(arithmetic, self.weights + self.context * context)
+
     def mixed(self, new: float, cached: float, batch: float, context: float) -> float:
         """Return the time of a step that computes ``new`` prompt tokens beside a decode batch (chunked prefill)."""
         arithmetic = new * (self.token + self.pair * (cached + new / 2))

@@ -49,6 +49,9 @@ ROLES: tuple[Role, ...] = ("prefill", "decode")
 Policy = Literal["least-load", "round-robin", "random", "prefix", "price"]
 Conditional = Literal["always", "auto", "never"]
 
+#: Ways to draft tokens that a step then checks (vLLM's ``SpeculativeMethod``).
+SpeculationMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"]
+
 #: What becomes of a request whose prompt no prefill worker could read.
 OnPrefillFailure = Literal["retry-then-local", "local", "fail"]
 
@@ -132,11 +135,16 @@ MANAGED_FLAGS: tuple[str, ...] = (
     "--kv-transfer-config",
     "--kv-events-config",
     "--otlp-traces-endpoint",
+    "--speculative-config",
+    "--spec-method",
+    "--spec-model",
+    "--spec-tokens",
     "--shutdown-timeout",
     "-tp",
     "-pp",
     "-dp",
     "-ep",
+    "-sc",
     "-n",
     "-r",
 )
@@ -206,6 +214,10 @@ class WorkerConfig:
     kv_events: bool = False
     #: Where the engine posts its spans (OTLP over HTTP); empty: nowhere.
     tracing_url: str = ""
+    #: How tokens are drafted; None: not at all. ``draft_tokens`` 0 lets the launcher choose (``auto``).
+    speculation: SpeculationMethod | None = None
+    draft_model: str | None = None
+    draft_tokens: int = 0
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

@@ -22,6 +22,8 @@ from twinpool.core.ratio import Ratio as Ratio
 from twinpool.core.rollout import Rollout as Rollout
 from twinpool.core.routing import Routing as Routing
 from twinpool.core.scaling import POOL_RULES, Scaling
+from twinpool.core.speculation import RoleSpeculation as RoleSpeculation
+from twinpool.core.speculation import Speculation as Speculation
 from twinpool.core.status import Condition as Condition
 from twinpool.core.status import InferencePoolStatus as InferencePoolStatus
 from twinpool.core.status import RoleStatus as RoleStatus
@@ -128,7 +130,8 @@ Arguments = Annotated[
             rule(
                 f"!self.exists(a, a.matches(r'{protocol.managed_flag_pattern()}'))",
                 f"self.filter(a, a.matches(r'{protocol.managed_flag_pattern()}'))[0] + ' is set by Twinpool and cannot "
-                "be given in args; use the field of the pool that stands for it (model, parallelism, handoff)'",
+                "be given in args; use the field of the pool that stands for it (model, parallelism, handoff, "
+                "speculation)'",
                 computed=True,
             )
         ),
@@ -283,6 +286,9 @@ class WorkerRole(Part):
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How one replica is split over GPUs.")
     resources: Resources = Field(default_factory=Resources, description="What one pod gets.")
     engine: RoleEngine = Field(default_factory=RoleEngine, description="What this role changes of the engine.")
+    speculation: RoleSpeculation | None = Field(
+        None, description="How many tokens this role drafts, where the pool's speculation says how; default: auto."
+    )
     service_account_name: str | None = Field(
         None,
         min_length=1,
@@ -338,6 +344,12 @@ class InferencePoolSpec(Part):
                 field_path=".ratio",
             ),
             *POOL_RULES,
+            rule(
+                "has(self.speculation) || !(has(self.decode.speculation) "
+                "|| has(self.prefill) && has(self.prefill.speculation))",
+                "the speculation of a role needs the pool's spec.speculation, which names the method",
+                field_path=".speculation",
+            ),
         )
     )
 
@@ -354,6 +366,9 @@ class InferencePoolSpec(Part):
         "decode.replicas is changed (kubectl scale).",
     )
     handoff: Handoff = Field(default_factory=Handoff, description="How the KV cache goes from prefill to decode.")
+    speculation: Speculation | None = Field(
+        None, description="Draft tokens and let the model check several in one step; without it one token a step."
+    )
     objectives: Objectives = Field(default_factory=Objectives, description="Latency that users are promised.")
     scaling: Scaling | None = Field(None, description="Numbers of groups that follow the arriving work; else replicas.")
     routing: Routing = Field(default_factory=Routing, description="The HTTP endpoint.")

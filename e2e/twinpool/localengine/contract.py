@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from twinpool.core import protocol
 from twinpool.localengine.errors import EngineError
-from twinpool.worker.engines.simulated.logic.metrics import FAMILIES
+from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, SPECULATION
 from twinpool.worker.engines.vllm.flags import CPU_DEFAULTS
 from twinpool.worker.logic.load import MARKS
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 #: Where the names are, as patterns below the package's folder: wide, because vLLM moves files (``cli_args.py`` between
 #: 0.32 and 0.33).
 _FLAG_FILES = ("engine/arg_utils.py", "entrypoints/**/cli_args.py")
-_METRIC_FILES = ("v1/metrics/**/*.py", "distributed/kv_transfer/kv_connector/v1/**/*.py")
+_METRIC_FILES = ("v1/metrics/**/*.py", "v1/spec_decode/metrics.py", "distributed/kv_transfer/kv_connector/v1/**/*.py")
 _REQUEST_FILES = ("entrypoints/**/protocol.py",)
-_CONFIG_FILES = ("config/kv_transfer.py", "config/kv_events.py")
+_CONFIG_FILES = ("config/kv_transfer.py", "config/kv_events.py", "config/speculative.py")
 _TRANSFER_FILES = ("distributed/kv_transfer/kv_connector/v1/nixl/**/*.py",)
 
 #: Suffixes that Prometheus adds to a metric's name.
@@ -42,7 +42,7 @@ class Contract:
     metrics: frozenset[str]
     #: Fields of completion requests, as ``Class.field``.
     requests: frozenset[str]
-    #: Fields of the JSON that two flags take, as ``Class.field``.
+    #: Fields of the JSON that three flags take, as ``Class.field``, and ways to draft, as ``SpeculativeMethod.name``.
     configs: frozenset[str]
     #: Keys of ``kv_transfer_params``.
     transfer: frozenset[str]
@@ -65,18 +65,22 @@ def needed() -> Contract:
     """Return every name of vLLM's that Twinpool sets or reads."""
     flags = {flag for flag in protocol.MANAGED_FLAGS if flag != "--model"}  # its place is that of `serve MODEL`
     flags |= {"--enable-prompt-tokens-details", "--prefix-caching-hash-algo"} | {words[0] for words, _ in CPU_DEFAULTS}
-    metrics = {f"vllm:{family.name}" for family in FAMILIES} | set(MARKS)
+    metrics = {f"vllm:{family.name}" for family in FAMILIES + SPECULATION} | set(MARKS)
     requests = {f"{kind}Request.{name}" for kind in ("Completion", "ChatCompletion") for name in _REQUEST_FIELDS}
     requests |= {"CompletionRequest.prompt", "ChatCompletionRequest.messages"}
     requests |= {"ChatCompletionRequest.max_completion_tokens"}
     transfer = ("kv_connector", "kv_role", "kv_buffer_device", "kv_connector_extra_config")
     events = ("enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint", "topic", "buffer_steps")
+    drafts = ("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size")
     return Contract(
         flags=frozenset(flags),
         metrics=frozenset(_base(name) for name in metrics),
         requests=frozenset(requests),
         configs=frozenset(
-            [f"KVTransferConfig.{name}" for name in transfer] + [f"KVEventsConfig.{name}" for name in events]
+            [f"KVTransferConfig.{name}" for name in transfer]
+            + [f"KVEventsConfig.{name}" for name in events]
+            + [f"SpeculativeConfig.{name}" for name in drafts]
+            + [f"SpeculativeMethod.{name}" for name in get_args(protocol.SpeculationMethod)]
         ),
         transfer=frozenset(_TRANSFER_KEYS),
     )
@@ -97,7 +101,7 @@ def read(package: Path) -> Contract:
         flags |= set(_flags(tree))
     metrics = {_base(text) for tree in _trees(package, _METRIC_FILES) for text in _strings(tree) if _METRIC.match(text)}
     requests = {name for tree in _trees(package, _REQUEST_FILES) for name in _fields(tree, "Request")}
-    configs = {name for tree in _trees(package, _CONFIG_FILES) for name in _fields(tree, "Config")}
+    configs = {name for tree in _trees(package, _CONFIG_FILES) for name in (*_fields(tree, "Config"), *_methods(tree))}
     transfer = {text for tree in _trees(package, _TRANSFER_FILES) for text in _strings(tree)}
     return Contract(*map(frozenset, (flags, metrics, requests, configs, transfer)))
 
@@ -164,6 +168,15 @@ def _flags(tree: ast.AST) -> Iterator[str]:
             yield from (word for word in words if isinstance(word, str) and word.startswith("-"))
     for name in _fields(tree, "FrontendArgs"):
         yield "--" + name.partition(".")[2].replace("_", "-")
+
+
+def _methods(tree: ast.Module) -> Iterator[str]:
+    """Yield the ways to draft: the strings of the ``Literal`` types of which ``SpeculativeMethod`` is made."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name == "SpeculativeMethod" or name.endswith("Types"):
+                yield from (f"SpeculativeMethod.{text}" for text in _strings(node.value))
 
 
 def _fields(tree: ast.AST, ending: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from twinpool.core.timing import Accelerator
 from twinpool.worker.engines.simulated.logic import language
+from twinpool.worker.engines.simulated.logic.drafting import Drafting
 from twinpool.worker.engines.simulated.logic.engine import Engine, Limits
 from twinpool.worker.engines.simulated.logic.pace import Pace
 from twinpool.worker.engines.simulated.logic.sequence import Discard, Failed, Order, Pull, RemoteKv, Token
@@ -98,6 +99,90 @@ def test_a_salt_keeps_caches_apart_but_not_answers(prompt):
     assert engine.metrics.value("prefix_cache_hits") == 0
 
 
+def speculating(acceptance=0.6, tokens=3, limits=SMALL, **options):
+    return Engine(limits, PACE, Drafting(tokens, acceptance=acceptance, **options))
+
+
+def steps_of(engine, order):
+    """Return the answer and the number of steps that it took."""
+    engine.submit(order, 0.0)
+    tokens, steps = [], 0
+    while engine.unfinished:
+        step, events = engine.begin(0.0)
+        steps += step is not None
+        events += engine.end(0.0)
+        tokens += [event.token for event in events if isinstance(event, Token)]
+    return tokens, steps
+
+
+@given(prompt=prompts, max_tokens=st.integers(1, 24), acceptance=st.floats(0, 1), tokens=st.integers(1, 6))
+def test_drafts_change_when_tokens_come_and_never_which(prompt, max_tokens, acceptance, tokens):
+    order = Order("s", prompt, max_tokens)
+    engine = speculating(acceptance, tokens)
+    got, steps = steps_of(engine, order)
+    plain, one_by_one = steps_of(Engine(SMALL, PACE), order)
+    assert got == plain
+    assert steps <= one_by_one
+    assert engine.blocks.free == SMALL.kv_blocks
+    assert engine.metrics.value("generation_tokens") == len(plain)
+
+
+def test_right_drafts_save_steps_and_are_counted_by_position():
+    order = Order("s", (1, 2, 3), 17, ignore_eos=True)
+    engine = speculating(acceptance=1.0, tokens=3)
+    got, steps = steps_of(engine, order)
+    # The prompt gives one token; then each step gives the next one and three drafts.
+    assert (len(got), steps) == (17, 1 + 4)
+    assert engine.metrics.value("spec_decode_num_drafts") == 4
+    assert engine.metrics.value("spec_decode_num_draft_tokens") == 12
+    assert engine.metrics.value("spec_decode_num_accepted_tokens") == 12
+    assert [engine.metrics.value("spec_decode_num_accepted_tokens_per_pos", str(n)) for n in range(3)] == [4, 4, 4]
+    assert engine.metrics.value("iteration_tokens_total") == 3 + 16
+    never = speculating(acceptance=0.0)
+    assert steps_of(never, order)[1] == 17
+    assert never.metrics.value("spec_decode_num_accepted_tokens") == 0
+
+
+def test_acceptance_is_about_what_was_asked_for():
+    wide = Limits(block_size=16, kv_blocks=4096, max_model_len=4096)
+    engine = speculating(acceptance=0.6, tokens=2, limits=wide)
+    steps_of(engine, Order("s", (1, 2, 3), 3000, ignore_eos=True))
+    drafts = engine.metrics.value("spec_decode_num_drafts")
+    first, second = (engine.metrics.value("spec_decode_num_accepted_tokens_per_pos", str(n)) / drafts for n in (0, 1))
+    assert abs(first - 0.6) < 0.05
+    assert abs(second - 0.36) < 0.05
+
+
+def test_drafts_give_way_where_blocks_or_the_schedule_leave_no_room():
+    tight = Limits(block_size=4, kv_blocks=4, max_model_len=16, max_num_seqs=2, max_num_batched_tokens=16)
+    both = [Order(name, (1, 2, 3), 5, ignore_eos=True) for name in "ab"]
+    engine = speculating(1.0, 6, tight)
+    for order in both:
+        engine.submit(order, 0.0)
+    events, _ = run(engine)
+    assert sum(isinstance(event, Token) for event in events) == 10
+    assert engine.metrics.value("num_preemptions") == 0
+    off = speculating(1.0, 4, schedule=((1, 8, 0),))
+    assert steps_of(off, both[0])[1] == 5
+    assert off.metrics.value("spec_decode_num_drafts") == 0
+
+
+def test_drafts_cost_time():
+    chunks = [(3, 100)] * 8
+    assert PACE.drafts([], 0.5) == 0
+    assert PACE.drafts(chunks, 0.0) >= 0
+    step = PACE.step((1, 100) for _ in chunks)
+    assert abs(PACE.drafts(chunks, 0.1) - PACE.drafts(chunks, 0.0) - 0.3 * step) < 1e-9
+    assert Pace(token_seconds=1.0).drafts(chunks, 0.1) == 3 * 0.1
+    many = [(3, 100)] * 4096
+    assert PACE.drafts(many, 0.0) > PACE.step((1, 100) for _ in many), "a step that computes pays for every draft"
+    engine = speculating(1.0, 3)
+    engine.submit(Order("s", (1, 2, 3), 9, ignore_eos=True), 0.0)
+    engine.begin(0.0)
+    engine.end(0.0)
+    assert engine.begin(0.0)[0].seconds >= PACE.step([(1, 3)])
+
+
 orders = st.lists(
     st.tuples(prompts, st.integers(1, 24), st.booleans(), st.sampled_from(["none", "pull", "fail", "abort"])),
     min_size=1,
@@ -109,7 +194,8 @@ class World:
     """An engine with clients that may leave and prefill workers that may fail, driven by drawn choices."""
 
     def __init__(self, orders, draw):
-        self.engine, self.now, self.orders, self.draw = Engine(SMALL, PACE), 0.0, orders, draw
+        drafting = draw(st.sampled_from([None, Drafting(3, acceptance=0.7)]))
+        self.engine, self.now, self.orders, self.draw = Engine(SMALL, PACE, drafting), 0.0, orders, draw
         self.ended, self.aborted, self.pulls = [], set(), []
         for index, (prompt, max_tokens, hand_over, kv) in enumerate(orders):
             source = None if kv == "none" else remote(str(index))

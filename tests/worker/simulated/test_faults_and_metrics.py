@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from twinpool.core.errors import InvalidValue
 from twinpool.worker.engines.simulated.logic import faults
 from twinpool.worker.engines.simulated.logic.faults import Faults
-from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, Metrics
+from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, SPECULATION, Metrics
 
 
 def test_faults_are_read_and_add_to_those_of_the_engine():
@@ -55,3 +55,15 @@ def test_metrics_parse_and_carry_vllms_labels():
     assert samples["vllm:time_to_first_token_seconds_bucket", "0.04", None].value == 1
     assert samples["vllm:time_to_first_token_seconds_count", None, None].value == 2
     assert metrics.value("time_to_first_token_seconds") == 1000.03
+
+
+def test_an_engine_that_drafts_has_counters_for_every_position_from_the_start():
+    metrics = Metrics(positions=2)
+    metrics.count_draft(2, 1)
+    families = {family.name: family for family in text_string_to_metric_families(metrics.render("m"))}
+    assert len(families) == len(FAMILIES) + len(SPECULATION)
+    by_position = {
+        sample.labels["position"]: sample.value
+        for sample in families["vllm:spec_decode_num_accepted_tokens_per_pos"].samples
+    }
+    assert by_position == {"0": 1, "1": 0}

@@ -45,6 +45,7 @@ def test_a_speed_replaces_the_models():
         (["--time-scale", "nan"], "not between"),
         (["--tokens-per-second", "0"], "not above 0"),
         (["--model-shape", "gpt"], "invalid choice"),
+        (["--speculative-acceptance", "1.5"], "not between 0 and 1"),
     ],
 )
 def test_a_wrong_flag_is_refused(argv, says, capsys):
@@ -52,6 +53,33 @@ def test_a_wrong_flag_is_refused(argv, says, capsys):
         parse(*argv)
     assert end.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_speculation_is_read_as_vllm_reads_it():
+    assert parse().drafting is None
+    schedule = [[1, 8, 4], [9, 64, 1]]
+    config = {"method": "ngram", "num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": schedule}
+    got = parse("--speculative-config", json.dumps(config), "--speculative-acceptance", "0.9").drafting
+    assert (got.tokens, got.schedule, got.acceptance, got.share) == (4, ((1, 8, 4), (9, 64, 1)), 0.9, 0.0)
+    assert [got.count(batch) for batch in (1, 8, 9, 1000)] == [4, 4, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "keys that are not known"),
+        ('{"num_speculative_tokens": 1, "eager": 1}', "keys that are not known"),
+        ('{"method": "ngram"}', "needs num_speculative_tokens"),
+        ('{"num_speculative_tokens": "x"}', "needs num_speculative_tokens"),
+        ('{"num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[1, 2]]}', "three numbers"),
+        ('{"num_speculative_tokens": 0}', "too small"),
+        ('{"num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[2, 1, 2]]}', "too small"),
+    ],
+)
+def test_a_wrong_speculation_is_refused(config, says):
+    with pytest.raises(InvalidValue, match=says):
+        parse("--speculative-config", config)
 
 
 def events(**config):

@@ -21,8 +21,15 @@ FILE_NAME = "worker.pyz"
 #: Modules of the core that the launcher imports.
 _CORE = (
     "blockhash.py",
+    "accelerators.py",
+    "drafts.py",
+    "economics.py",
     "errors.py",
+    "experts.py",
+    "kv.py",
+    "model_config.py",
     "protocol.py",
+    "timing.py",
     *(f"metrics/{name}.py" for name in ("__init__", "declare", "exposition", "worker")),
 )
 _MAIN = b"from twinpool.worker.__main__ import main\n\nraise SystemExit(main())\n"

@@ -89,5 +89,19 @@ METRICS = catalogue(
             _MADE,
             "bytes_per_second",
         ),
+        Metric(
+            "twinpool_worker_speculation_acceptance_ratio",
+            "gauge",
+            "Share of drafts whose token at this position was kept with all before it, since the engine's start; "
+            "positions near 0 are not worth drafting.",
+            _MADE,
+            labels=(Label("position", "place in the draft, from 0", 32),),
+        ),
+        Metric(
+            "twinpool_worker_speculation_tokens_per_step",
+            "gauge",
+            "Tokens of a step that checked a draft, since the engine's start; 1: drafts win nothing.",
+            _MADE,
+        ),
     )
 )

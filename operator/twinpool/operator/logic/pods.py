@@ -73,7 +73,8 @@ def _revised(entry: Mapping[str, Any], revision: str) -> Mapping[str, Any]:
 
 def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerConfig:
     """Return what the launcher is told; the revision is filled in by :func:`with_revision`."""
-    model, engine = pool.spec.model, pool.spec.engine
+    model, engine, drafting = pool.spec.model, pool.spec.engine, pool.spec.speculation
+    tokens = role.speculation.tokens if role.speculation else "auto"
     disaggregated = pool.spec.prefill is not None
     return WorkerConfig(
         pool=pool.metadata.name,
@@ -97,6 +98,9 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         args=engine.args + role.engine.args,
         startup_timeout=parse_duration(role.startup_timeout),
         drain_timeout=parse_duration(role.drain_timeout),
+        speculation=drafting.method if drafting else None,
+        draft_model=drafting.model if drafting else None,
+        draft_tokens=0 if not drafting or tokens == "auto" else tokens,
     )
 
 

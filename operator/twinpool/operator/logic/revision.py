@@ -36,7 +36,7 @@ LENGTH = 10
 KIND = "ControllerRevision"
 
 #: Blocks of the spec that pods are made of, besides the roles.
-_BLOCKS = ("model", "engine", "handoff", "tracing")
+_BLOCKS = ("model", "engine", "handoff", "tracing", "speculation")
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,12 @@ def event_flags() -> list[str]:
 
 
 def simulated_command(
-    config: WorkerConfig, pod: Pod, environment: Mapping[str, str], python: str, place: Place
+    config: WorkerConfig,
+    pod: Pod,
+    environment: Mapping[str, str],
+    python: str,
+    place: Place,
+    speculative: str = "",
 ) -> Command:
     """Build the command of the simulated engine, which is this package run by ``python``."""
     argv = [python, "-m", "twinpool.worker", "simulate", "--host", pod.ip, "--port", str(protocol.ENGINE_PORT)]
@@ -152,5 +157,7 @@ def simulated_command(
         argv += ["--max-model-len", str(config.max_model_len)]
     if config.kv_events:
         argv += event_flags()
+    if speculative:
+        argv += ["--speculative-config", speculative]
     env = {key: value for key, value in environment.items() if key != protocol.WORKER_CONFIG_ENV}
     return Command(tuple(argv) + config.args, env, on_cpu=True)

@@ -20,8 +20,11 @@ def engine_command(
     gpus_visible: int,
     python: str,
     place: Place | None = None,
+    speculative: str = "",
 ) -> Command:
     """Return how to start the engine; ``python`` is the launcher's own interpreter, ``place`` by default the leader's.
+
+    ``speculative`` is the value of ``--speculative-config``, empty for an engine that does not speculate.
 
     Raises
     ------
@@ -31,5 +34,5 @@ def engine_command(
     refuse_managed(config.args)
     where = place or Place(leader=pod.ip)
     if config.engine == "simulated":
-        return simulated_command(config, pod, environment, python, where)
-    return vllm_command(config, pod, environment, gpus_visible, where)
+        return simulated_command(config, pod, environment, python, where, speculative)
+    return vllm_command(config, pod, environment, gpus_visible, where, speculative)

@@ -44,7 +44,7 @@ def work(metrics: str) -> tuple[Work, ...]:
     """Return the work of every rank, in the order of their names; empty when the text holds no counters."""
     found: dict[str, dict[str, float]] = {}
     for name in MARKS:
-        for labels, value in _series(metrics, name):
+        for labels, value in series(metrics, name):
             match = _ENGINE.search(labels)
             of_rank = found.setdefault(match.group(1) if match else "0", {})
             of_rank[name] = of_rank.get(name, 0.0) + value
@@ -68,10 +68,10 @@ def kv_held(metrics: str) -> bool:
 
 def _values(metrics: str, name: str) -> list[float]:
     """Return the value of every series of ``name`` (one per engine rank)."""
-    return [value for _, value in _series(metrics, name)]
+    return [value for _, value in series(metrics, name)]
 
 
-def _series(metrics: str, name: str) -> list[tuple[str, float]]:
+def series(metrics: str, name: str) -> list[tuple[str, float]]:
     """Return the labels, as they are written, and the value of every series of ``name``."""
     found = []
     for line in metrics.splitlines():

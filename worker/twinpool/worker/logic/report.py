@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twinpool.core.metrics.exposition import family
 from twinpool.core.metrics.worker import METRICS
@@ -15,6 +15,7 @@ from twinpool.worker.logic.supervisor import PHASES, RESTART_BUDGET, RESTART_WIN
 if TYPE_CHECKING:
     from twinpool.worker.logic.causes import Cause
     from twinpool.worker.logic.preflight import Result
+    from twinpool.worker.logic.speculation import Kept
     from twinpool.worker.logic.supervisor import Phase
 
 #: Lines of the engine that ``/status`` shows.
@@ -92,6 +93,9 @@ class Snapshot:
     pid: int | None = None
     last_lines: tuple[str, ...] = ()
     preflight: Result | None = None
+    #: How the engine drafts tokens, in words, and what was kept of them.
+    speculation: str = ""
+    kept: Kept | None = None
 
 
 def readyz(snapshot: Snapshot) -> tuple[int, str]:
@@ -121,8 +125,17 @@ def status(snapshot: Snapshot) -> str:
             "engine": {"kind": snapshot.engine, "pid": snapshot.pid},
             "model": snapshot.model,
             "role": snapshot.role,
+            **({"speculation": _speculation(snapshot)} if snapshot.speculation else {}),
         }
     )
+
+
+def _speculation(snapshot: Snapshot) -> dict[str, Any]:
+    kept = snapshot.kept
+    found: dict[str, Any] = {"chosen": snapshot.speculation}
+    if kept is not None:
+        found |= {"acceptance": list(kept.acceptance), "tokensPerStep": kept.tokens_per_step, "drafts": kept.drafts}
+    return found
 
 
 def preflight(snapshot: Snapshot) -> tuple[int, str]:
@@ -147,9 +160,21 @@ def metrics(snapshot: Snapshot) -> str:
     ]
     if state.start_seconds is not None:
         lines += _family("engine_start_seconds", [((), state.start_seconds)])
+    if snapshot.kept is not None:
+        lines += _speculation_metrics(snapshot.kept)
     if snapshot.preflight is not None:
         lines += _preflight_metrics(snapshot.preflight)
     return "\n".join(lines) + "\n"
+
+
+def _speculation_metrics(kept: Kept) -> list[str]:
+    shares: list[tuple[tuple[str, ...], float]] = [
+        ((str(position),), share) for position, share in enumerate(kept.acceptance)
+    ]
+    return [
+        *_family("speculation_acceptance_ratio", shares),
+        *_family("speculation_tokens_per_step", [((), kept.tokens_per_step)]),
+    ]
 
 
 def _preflight_metrics(found: Result) -> list[str]:

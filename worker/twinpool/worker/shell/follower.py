@@ -56,7 +56,9 @@ class Follower(Host):
 
     def _start(self, action: StartRank) -> None:
         place = Place(self._rank, action.leader)
-        command = engine_command(self._config, self._pod, self._environment, visible_gpus(), sys.executable, place)
+        command = engine_command(
+            self._config, self._pod, self._environment, visible_gpus(), sys.executable, place, self._speculative()
+        )
         self._announce(command)
         self._spawn(command, place, Ended)
 

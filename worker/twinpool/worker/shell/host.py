@@ -26,11 +26,13 @@ from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tic
 from twinpool.worker.logic.failure import failure_reason, termination_message
 from twinpool.worker.logic.preflight import Result
 from twinpool.worker.logic.report import Snapshot
+from twinpool.worker.logic.speculation import choose
 from twinpool.worker.release import version
 from twinpool.worker.shell import process
 from twinpool.worker.shell.endpoint import Endpoint
 from twinpool.worker.shell.inbox import Inbox
 from twinpool.worker.shell.preflight import this_program
+from twinpool.worker.shell.surroundings import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,13 +63,15 @@ def check_model_path(config: WorkerConfig) -> None:
     Raises
     ------
     InvalidValue
-        The model's path is absolute and does not exist.
+        The path of the model, or of the one that drafts for it, is absolute and does not exist.
     """
-    if config.engine == "vllm" and config.model_path.startswith("/") and not Path(config.model_path).exists():
-        raise InvalidValue(
-            f"the model's path {config.model_path} does not exist in the engine's container",
-            "check model.source, and that the volume is mounted there",
-        )
+    paths = (("model", config.model_path, "model.source"), ("draft model", config.draft_model, "speculation.model"))
+    for what, path, field in paths if config.engine == "vllm" else ():
+        if path is not None and path.startswith("/") and not Path(path).exists():
+            raise InvalidValue(
+                f"the {what}'s path {path} does not exist in the engine's container",
+                f"check {field}, and that the volume is mounted there",
+            )
 
 
 def _result_file(config: WorkerConfig) -> Path | None:
@@ -114,7 +118,9 @@ class Host(ABC):
         self._inbox = Inbox()
         self._terminate = False
         self._quit: Quit | None = None
-        self._snapshot = Snapshot(state, config.engine, config.model, config.role, version())
+        self._speculation = choose(config, look(config))
+        words = self._speculation.words if self._speculation else ""
+        self._snapshot = Snapshot(state, config.engine, config.model, config.role, version(), speculation=words)
         self._preflight = _result_file(config)
         self._endpoint = Endpoint(self._pod.ip, protocol.LAUNCHER_PORT, self._read, self._hear)
 
@@ -149,10 +155,16 @@ class Host(ABC):
             self._handle(self._next_event())
         return self._leave(self._quit)
 
+    def _speculative(self) -> str:
+        """Return the value of ``--speculative-config``, empty for none."""
+        return self._speculation.argument if self._speculation else ""
+
     def _announce(self, command: Command) -> None:
         if self._config.engine == "vllm" and command.on_cpu:
             wanted = f"{self._config.gpus} were asked for" if self._config.gpus else "none was asked for"
             log(f"WARNING: NO GPU IS USED ({wanted}, {visible_gpus()} visible): vLLM runs on the CPU, slowly")
+        if self._speculation is not None:
+            log(f"speculation: {self._speculation.words}")
         log(f"{self._config.role} of pool {self._config.pool} starts {shlex.join(redacted(command.argv))}")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

@@ -6,12 +6,13 @@ import os
 import sys
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.worker.engines.command import Place
 from twinpool.worker.engines.select import engine_command
-from twinpool.worker.logic import load, supervisor
+from twinpool.worker.logic import load, speculation, supervisor
 from twinpool.worker.logic.events import (
     CheckHealth,
     Exited,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from twinpool.core.protocol import WorkerConfig
+    from twinpool.worker.logic.report import Snapshot
 
 _BAD_REQUEST, _CONFLICT = 400, 409
 
@@ -47,7 +49,11 @@ class Launcher(Host):
         if config.nodes > 1:
             self._hear = self._rank_asks
         super().__init__(config, environment, self._state)
-        self._command = engine_command(config, self._pod, environment, visible_gpus(), sys.executable)
+        gpus, leader = visible_gpus(), Place(leader=self._pod.ip)
+        self._command = engine_command(
+            config, self._pod, environment, gpus, sys.executable, leader, self._speculative()
+        )
+        self._kept: speculation.Kept | None = None
         self._client = EngineClient(
             self._pod.ip, protocol.ENGINE_PORT, config.model, environment.get("VLLM_API_KEY", "")
         )
@@ -82,13 +88,17 @@ class Launcher(Host):
             self._inbox.put(self._client.probe(action.timeout, action.epoch))
         elif isinstance(action, Look):
             health = self._client.healthy()
-            work = load.work(self._client.metrics())
-            self._inbox.put(Seen(action.epoch, health, work, disk.full(disk.places(self._environment))))
+            metrics = self._client.metrics()
+            self._kept = speculation.read(metrics)
+            self._inbox.put(Seen(action.epoch, health, load.work(metrics), disk.full(disk.places(self._environment))))
         else:
             metrics = self._client.metrics()
             # Only a prefill worker keeps blocks for others after a request has ended.
             held = self._config.role == "prefill" and load.kv_held(metrics)
             self._inbox.put(LoadSeen(action.epoch, load.busy(metrics), held))
+
+    def _read(self) -> Snapshot:
+        return replace(super()._read(), kept=self._kept)
 
     def _rank_asks(self, body: bytes) -> tuple[int, str]:
         """Take in what another rank says and answer with the run; called on the endpoint's threads.

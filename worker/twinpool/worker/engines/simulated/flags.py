@@ -11,12 +11,14 @@ from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.core.kv import SHAPES
 from twinpool.core.timing import ACCELERATORS
-from twinpool.worker.engines.simulated.logic import faults
+from twinpool.worker.engines.simulated.logic import drafting, faults
 from twinpool.worker.engines.simulated.logic.engine import Limits
 from twinpool.worker.engines.simulated.logic.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from twinpool.worker.engines.simulated.logic.drafting import Drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Settings:
     max_body_bytes: int
     events: EventSettings | None
     faults: faults.Faults
+    drafting: Drafting | None = None
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -85,6 +88,9 @@ def parse(argv: Sequence[str]) -> Settings:
         max_body_bytes=args.max_body_bytes,
         events=_events(args.kv_events_config),
         faults=faults.parse(args.fault),
+        drafting=None
+        if args.speculative_config is None
+        else drafting.parse(args.speculative_config, args.speculative_acceptance, args.speculative_draft_share),
     )
 
 
@@ -117,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
     _add_ranks(result)
     _add_sizes(result)
     _add_times(result)
+    _add_speculation(result)
     result.add_argument("--kv-events-config", metavar="JSON", help="as vLLM's, publisher zmq")
     result.add_argument(
         "--fault",
@@ -185,6 +192,25 @@ def _add_times(result: argparse.ArgumentParser) -> None:
     add("--handshake-timeout", type=_seconds, default=5.0, metavar="S", help="after which a pull has failed")
 
 
+def _add_speculation(result: argparse.ArgumentParser) -> None:
+    add = result.add_argument
+    add("--speculative-config", metavar="JSON", help="as vLLM's; every method drafts alike")
+    add(
+        "--speculative-acceptance",
+        type=_share,
+        default=0.6,
+        metavar="P",
+        help="share of right drafts, given those before",
+    )
+    add(
+        "--speculative-draft-share",
+        type=_share,
+        default=0.0,
+        metavar="C",
+        help="time to draft a token, in decode steps",
+    )
+
+
 def _events(text: str | None) -> EventSettings | None:
     """Read vLLM's ``--kv-events-config``; keys that it has and we do not need are refused, not ignored."""
     if text is None:
@@ -226,6 +252,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1000000")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
 
 

@@ -116,7 +116,11 @@ async def running(settings: Settings, on_end: Callable[[], None] = lambda: None)
         When one of its addresses cannot be had.
     """
     loop = asyncio.get_running_loop()
-    engine, engine_id, model = Engine(settings.limits, settings.pace), str(uuid.uuid4()), settings.models[0]
+    engine, engine_id, model = (
+        Engine(settings.limits, settings.pace, settings.drafting),
+        str(uuid.uuid4()),
+        settings.models[0],
+    )
     puller = Puller(engine, model, settings.handshake_timeout, settings.time_scale)
     events = settings.events
     publisher = (

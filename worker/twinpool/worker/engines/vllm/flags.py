@@ -43,9 +43,14 @@ _GLUED = re.compile(r"^(-[nr])\d+$")
 
 
 def vllm_command(
-    config: WorkerConfig, pod: Pod, environment: Mapping[str, str], gpus_visible: int, place: Place
+    config: WorkerConfig,
+    pod: Pod,
+    environment: Mapping[str, str],
+    gpus_visible: int,
+    place: Place,
+    speculative: str = "",
 ) -> Command:
-    """Build vLLM's command.
+    """Build vLLM's command; ``speculative`` is the value of ``--speculative-config``.
 
     Raises
     ------
@@ -69,6 +74,8 @@ def vllm_command(
     if config.kv_events:
         _refuse_other_names(config.args, environment)
         argv += [*event_flags(), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
+    if speculative:
+        argv += ["--speculative-config", speculative]
     if on_cpu:
         argv += [word for words, flags in CPU_DEFAULTS if not _given(config.args, flags) for word in words]
     env = {key: value for key, value in environment.items() if key not in (protocol.WORKER_CONFIG_ENV, "VLLM_PORT")}
@@ -124,7 +131,7 @@ def refuse_managed(args: Sequence[str]) -> None:
         if flag is not None:
             raise InvalidValue(
                 f"engine.args: {argument!r} sets {flag}, which Twinpool sets itself",
-                "remove it and use the field of the pool that stands for it (model, parallelism, handoff)",
+                "remove it and use the field of the pool that stands for it (model, parallelism, handoff, speculation)",
             )
 
 

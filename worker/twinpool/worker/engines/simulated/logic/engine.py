@@ -32,6 +32,7 @@ from twinpool.worker.engines.simulated.logic.sequence import (
 )
 
 if TYPE_CHECKING:
+    from twinpool.worker.engines.simulated.logic.drafting import Drafting
     from twinpool.worker.engines.simulated.logic.pace import Pace
 
 
@@ -58,10 +59,11 @@ class Step:
 class Engine:
     """See the module. ``now`` is any clock that never goes back, in seconds."""
 
-    def __init__(self, limits: Limits, pace: Pace) -> None:
+    def __init__(self, limits: Limits, pace: Pace, drafting: Drafting | None = None) -> None:
         self.limits = limits
         self.pace = pace
-        self.metrics = Metrics()
+        self.drafting = drafting
+        self.metrics = Metrics(drafting.tokens if drafting else 0)
         self.blocks = BlockPool(limits.kv_blocks)
         self.leases = Leases(limits.lease_seconds)
         self._waiting: deque[Sequence] = deque()
@@ -100,20 +102,28 @@ class Engine:
             return None, events
         total = sum(sequence.scheduled for sequence in self._batch)
         seconds = self.pace.step((sequence.scheduled, sequence.computed) for sequence in self._batch)
-        self.metrics.observe("iteration_tokens_total", total)
+        if self.drafting is not None:
+            drafts = [(sequence.drafted, sequence.computed + 1) for sequence in self._batch if sequence.drafted]
+            seconds += self.pace.drafts(drafts, self.drafting.share)
         return Step(seconds, total), events
 
     def end(self, now: float) -> list[Event]:
         """Finish the step that was begun: every sequence whose KV is complete gives its next token."""
         events: list[Event] = []
         batch, self._batch = self._batch, []
+        total = 0
         for sequence in batch:
             if sequence.phase is Phase.RUNNING and sequence.scheduled:
+                total += sequence.scheduled
                 sequence.computed += sequence.scheduled
                 sequence.scheduled = 0
                 self._store(sequence)
                 if not sequence.pending:
-                    events.append(self._sample(sequence, now))
+                    tokens = self._sampled(sequence, now)
+                    total += len(tokens) - 1
+                    events += tokens
+        if batch:
+            self.metrics.observe("iteration_tokens_total", total)
         self._gauge()
         return events
 
@@ -183,7 +193,22 @@ class Engine:
             if count and self._grow(sequence, sequence.computed + count):
                 self._schedule(sequence, count)
                 budget -= count
+                budget -= self._draft(sequence, budget)
         return budget
+
+    def _draft(self, sequence: Sequence, budget: int) -> int:
+        """Let a sequence that decodes check drafts too, as far as tokens and free blocks go; return how many."""
+        sequence.drafted = 0
+        if self.drafting is None or sequence.pending != 1:
+            return 0
+        room = self.limits.max_model_len - len(sequence.tokens)
+        count = min(self.drafting.count(len(self._running)), budget, room)
+        needed = self._needed(sequence, len(sequence.tokens) + count)
+        if count < 1 or not self.blocks.fits((), needed):
+            return 0
+        sequence.blocks += self.blocks.take(needed)
+        sequence.drafted = count
+        return count
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         needed = self._needed(sequence, tokens)
@@ -261,13 +286,27 @@ class Engine:
             self.blocks.store(blocks, hashes, parent, tokens_of, sequence.order.salt)
             sequence.stored = full
 
-    def _sample(self, sequence: Sequence, now: float) -> Token:
+    def _sampled(self, sequence: Sequence, now: float) -> list[Token]:
+        """Return the next token of a sequence, and those of its drafts that are right."""
+        drafted, sequence.drafted = sequence.drafted, 0
+        events = [self._sample(sequence, now)]
+        if self.drafting is None or not drafted:
+            return events
+        right = self.drafting.right(sequence.content.state, drafted)
+        self.metrics.count_draft(drafted, right)
+        while len(events) <= right and sequence.phase is Phase.RUNNING:
+            sequence.computed += 1
+            self._store(sequence)
+            events.append(self._sample(sequence, now, drafted=True))
+        return events
+
+    def _sample(self, sequence: Sequence, now: float, *, drafted: bool = False) -> Token:
         order = sequence.order
         index = sequence.generated
         token = sequence.content.next_token(may_end=not order.ignore_eos and index >= order.min_tokens)
         prompt_content = sequence.content if not index else None
         sequence.append(token)
-        self._count_token(sequence, now)
+        self._count_token(sequence, now, drafted=drafted)
         finish = self._finish_reason(sequence, token)
         handover = None
         if finish is not None:
@@ -288,8 +327,10 @@ class Engine:
         full = len(sequence.tokens) >= self.limits.max_model_len
         return "length" if full or sequence.generated >= order.max_tokens else None
 
-    def _count_token(self, sequence: Sequence, now: float) -> None:
+    def _count_token(self, sequence: Sequence, now: float, *, drafted: bool) -> None:
         self.metrics.add("generation_tokens")
+        if drafted:
+            return  # it comes with the one before it: vLLM sees one gap for each step
         if sequence.last_token is not None:
             self.metrics.observe("inter_token_latency_seconds", now - sequence.last_token)
         else:

@@ -73,6 +73,14 @@ FAMILIES: tuple[Family, ...] = (
     Family("nixl_num_notifications_after_expiry", "counter", "Completion notifications of untracked requests."),
 )
 
+#: What an engine that speculates has besides; vLLM has none of it otherwise.
+SPECULATION: tuple[Family, ...] = (
+    Family("spec_decode_num_drafts", "counter", "Number of spec decoding drafts."),
+    Family("spec_decode_num_draft_tokens", "counter", "Number of draft tokens."),
+    Family("spec_decode_num_accepted_tokens", "counter", "Number of accepted tokens."),
+    Family("spec_decode_num_accepted_tokens_per_pos", "counter", "Accepted tokens per draft position.", ("position",)),
+)
+
 #: Label values that exist from the start, so that a rate over them does.
 _PRESET = {
     "prompt_tokens_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
@@ -99,20 +107,33 @@ class Histogram:
 
 
 class Metrics:
-    """All values of one engine; every family is there from the start, at zero."""
+    """All values of one engine; every family is there from the start, at zero.
 
-    def __init__(self) -> None:
+    ``positions`` are those of a draft, 0 when the engine does not speculate.
+    """
+
+    def __init__(self, positions: int = 0) -> None:
+        self._families = FAMILIES + (SPECULATION if positions else ())
+        preset = {**_PRESET, "spec_decode_num_accepted_tokens_per_pos": tuple(map(str, range(positions)))}
         self._values: dict[tuple[str, str], float] = {}
         self._histograms: dict[str, Histogram] = {}
-        for family in FAMILIES:
+        for family in self._families:
             if family.kind == "histogram":
                 self._histograms[family.name] = Histogram(family.buckets)
-            for label in _PRESET.get(family.name, ("",)):
+            for label in preset.get(family.name, ("",)):
                 self._values[family.name, label] = 0.0
 
     def add(self, name: str, amount: float = 1.0, label: str = "") -> None:
         """Count ``amount`` more."""
         self._values[name, label] += amount
+
+    def count_draft(self, drafted: int, right: int) -> None:
+        """Count a draft of one sequence, of which the first ``right`` tokens were kept."""
+        self.add("spec_decode_num_drafts")
+        self.add("spec_decode_num_draft_tokens", drafted)
+        self.add("spec_decode_num_accepted_tokens", right)
+        for position in range(right):
+            self.add("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
 
     def set(self, name: str, value: float) -> None:
         """Set a gauge."""
@@ -131,7 +152,7 @@ class Metrics:
         """Return everything in Prometheus' text format (version 0.0.4)."""
         common = f'engine="0",model_name="{_escaped(model)}"'
         lines: list[str] = []
-        for family in FAMILIES:
+        for family in self._families:
             suffix = "_total" if family.kind == "counter" else ""
             name = f"vllm:{family.name}{suffix}"
             lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]

@@ -42,8 +42,27 @@ class Pace:
             rest += decode
         if not rest:
             return fixed
-        work = sum((prefill_work(self.shape, new, before) for new, before in rest), Work())
-        return fixed + step_seconds(self.shape, self.gpu, work, self.gpus)
+        return fixed + self._of_work(rest)
+
+    def _of_work(self, chunks: list[tuple[int, int]]) -> float:
+        work = sum((prefill_work(self.shape, new, before) for new, before in chunks), Work())
+        return step_seconds(self.shape, self.gpu, work, self.gpus)
+
+    def drafts(self, chunks: list[tuple[int, int]], share: float) -> float:
+        """Return the seconds that a step takes longer for (drafted tokens, tokens before them) of its sequences.
+
+        Checking them costs what the roofline says of a step that computes them too, over one that does not; nothing
+        where each token has a fixed time. Drafting one token takes ``share`` of a decode step.
+        """
+        if not chunks:
+            return 0.0
+        alone = self.step((1, before) for _, before in chunks)
+        draft = max(count for count, _ in chunks) * share * alone
+        if self.token_seconds is not None:
+            return draft
+        reading = [(1, before) for _, before in chunks]
+        checked = [(1 + count, before) for count, before in chunks]
+        return draft + max(0.0, self._of_work(checked) - self._of_work(reading))
 
     def transfer_bytes(self, blocks: int, block_size: int) -> int:
         """Return the bytes of ``blocks`` KV blocks."""

@@ -117,6 +117,7 @@ class Sequence:
         "chain",
         "computed",
         "content",
+        "drafted",
         "external",
         "hashes",
         "last_token",
@@ -144,6 +145,8 @@ class Sequence:
         #: KV that is still to be pulled; None once it came, or when there is none.
         self.remote = order.remote
         self.computed = self.stored = self.scheduled = self.cached = self.external = 0
+        #: Tokens that the step checks beside the scheduled ones.
+        self.drafted = 0
         self.started: float | None = None
         self.last_token: float | None = None
         self._name(order.prompt)
@@ -171,7 +174,7 @@ class Sequence:
     def restart(self) -> None:
         """Forget all KV: it will be computed anew from the tokens."""
         self.blocks = []
-        self.computed = self.stored = self.scheduled = 0
+        self.computed = self.stored = self.scheduled = self.drafted = 0
         self.content = language.Content.of(self.tokens)
 
     def _name(self, tokens: tuple[int, ...]) -> None:
