@@ -93,7 +93,16 @@ class Case:
     extra: tuple[dict[str, Any], ...] = field(default=())
 
 
-ARGS = ["--enforce-eager", "--max-num-seqs=8"]
+ARGS = [
+    "--enforce-eager",
+    "--max-num-seqs=8",
+    "--data-parallel-size-local",
+    "-5",
+    "--",
+    "-nothing",
+    "--=x",
+    "{'-t': 1}",
+]
 COLLIDING = [
     "--model=x",
     "--tensor-parallel-size",
@@ -101,6 +110,10 @@ COLLIDING = [
     "-tp",
     "--kv-transfer-config.kv_role=kv_both",
     "--port=1",
+    "--tensor-par=2",
+    "--max_model=9",
+    "-t",
+    "-n2",
     "--speculative-config.num_speculative_tokens=3",
     "-sc",
 ]

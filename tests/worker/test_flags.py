@@ -126,10 +126,13 @@ def test_every_managed_flag_is_refused_by_name(flag):
 @pytest.mark.parametrize(
     ("argument", "flag"),
     [
-        ("--tensor_parallel_size=2", "--tensor_parallel_size"),
+        ("--tensor_parallel_size=2", "--tensor-parallel-size"),
         ("--tensor-par", "--tensor-parallel-size"),
         ("--max_model=9", "--max-model-len"),
         ("--kv-transfer-config.kv_role", "--kv-transfer-config"),
+        ("--spec", "--speculative-config"),
+        ("-t=2", "-tp"),
+        ("-e", "-ep"),
         ("-n2", "-n"),
         ("-r1", "-r"),
     ],

@@ -162,19 +162,31 @@ MANAGED_ENV: tuple[str, ...] = (
 )
 
 
-def managed_flag_pattern() -> str:
-    """Return an RE2 pattern that matches an engine argument which sets a managed flag (shared with the CRD)."""
-    spelled = ("--" + flag[2:].replace("-", "[-_]") if flag.startswith("--") else flag for flag in MANAGED_FLAGS)
-    return f"^({'|'.join(spelled)})([=.].*)?$"
-
-
-_MANAGED_FLAG = re.compile(managed_flag_pattern())
+#: What an argument that names a flag begins with, and managed flags with their value glued to them (``-n2``): regular
+#: expressions of RE2 and Python alike.
+FLAG_PATTERN = "^--?[a-z]"
+GLUED_PATTERN = "^-[nr][0-9]+$"
 
 
 def managed_flag(argument: str) -> str | None:
-    """Return the managed flag that ``argument`` sets, or None when the argument is the user's own."""
-    match = _MANAGED_FLAG.match(argument)
-    return match.group(1) if match else None
+    """Return the managed flag that ``argument`` sets, or None when the argument is the user's own.
+
+    argparse completes abbreviations (``--tensor-par``, ``-t``), so whatever begins a managed flag sets it; no flag of
+    vLLM's own does. :func:`managed_flag_rule` says the same to the API server.
+    """
+    if re.match(GLUED_PATTERN, argument):
+        return argument[:2]
+    if not re.match(FLAG_PATTERN, argument):
+        return None
+    name = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
+    return next((flag for flag in (name, *MANAGED_FLAGS) if flag in MANAGED_FLAGS and flag.startswith(name)), None)
+
+
+def managed_flag_rule(argument: str) -> str:
+    """Return :func:`managed_flag` of the variable ``argument`` as a condition in CEL."""
+    name = f"{argument}.split('=', 2)[0].split('.', 2)[0].replace('_', '-')"
+    begins = f"{list(MANAGED_FLAGS)!r}.exists(f, f.startsWith({name}))"
+    return f"({argument}.matches('{FLAG_PATTERN}') && {begins} || {argument}.matches('{GLUED_PATTERN}'))"
 
 
 @dataclass(frozen=True, slots=True)

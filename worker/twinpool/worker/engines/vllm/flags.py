@@ -38,9 +38,6 @@ _HASH_SEED = "PYTHONHASHSEED"
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _CONNECTORS = {"nixl": "NixlConnector"}
 
-#: Short managed flags whose value may be glued to them: ``-n2``.
-_GLUED = re.compile(r"^(-[nr])\d+$")
-
 
 def vllm_command(
     config: WorkerConfig,
@@ -127,25 +124,12 @@ def refuse_managed(args: Sequence[str]) -> None:
         Names the argument and the managed flag that it sets.
     """
     for argument in args:
-        flag = _managed(argument)
+        flag = protocol.managed_flag(argument)
         if flag is not None:
             raise InvalidValue(
                 f"engine.args: {argument!r} sets {flag}, which Twinpool sets itself",
                 "remove it and use the field of the pool that stands for it (model, parallelism, handoff, speculation)",
             )
-
-
-def _managed(argument: str) -> str | None:
-    flag = protocol.managed_flag(argument)
-    if flag is not None:
-        return flag
-    glued = _GLUED.match(argument)
-    if glued is not None:
-        return glued.group(1)
-    name = re.split("[=.]", argument, maxsplit=1)[0].replace("_", "-")
-    if not name.startswith("--") or len(name) < len("--x"):
-        return None
-    return next((flag for flag in protocol.MANAGED_FLAGS if flag.startswith(name)), None)
 
 
 def _given(args: Sequence[str], flags: Sequence[str]) -> bool:
