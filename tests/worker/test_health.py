@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from twinpool.worker.logic import causes, health
 from twinpool.worker.logic.causes import CAUSES, LASTING, cause_of
 from twinpool.worker.logic.events import ProbeEnded, Seen
 from twinpool.worker.logic.load import Work
+from twinpool.worker.logic.machine import FindingName
 
 STALL = 90.0
 
@@ -179,8 +181,12 @@ def test_an_engine_that_stands_still_is_always_lost(script, mark):
 
 def test_the_guide_names_every_cause():
     guide = (Path(__file__).parents[2] / "docs" / "worker-health.md").read_text()
-    rows = {line.split("`")[1] for line in guide.splitlines() if line.startswith("| `")}
-    assert rows == CAUSES.keys()
+    parts = guide.split("## Before the engine")
+    causes_told, findings_told = (
+        {line.split("`")[1] for line in part.splitlines() if line.startswith("| `")} for part in parts
+    )
+    assert causes_told == CAUSES.keys()
+    assert findings_told == set(get_args(FindingName))
 
 
 def test_every_cause_is_explained_and_every_pattern_has_an_example():

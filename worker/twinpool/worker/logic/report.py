@@ -14,6 +14,7 @@ from twinpool.worker.logic.supervisor import PHASES, RESTART_BUDGET, RESTART_WIN
 
 if TYPE_CHECKING:
     from twinpool.worker.logic.causes import Cause
+    from twinpool.worker.logic.machine import Finding
     from twinpool.worker.logic.preflight import Result
     from twinpool.worker.logic.speculation import Kept
     from twinpool.worker.logic.supervisor import Phase
@@ -96,6 +97,8 @@ class Snapshot:
     #: How the engine drafts tokens, in words, and what was kept of them.
     speculation: str = ""
     kept: Kept | None = None
+    #: What is wrong with the pod's machine, seen before the engine started.
+    findings: tuple[Finding, ...] = ()
 
 
 def readyz(snapshot: Snapshot) -> tuple[int, str]:
@@ -120,7 +123,7 @@ def status(snapshot: Snapshot) -> str:
             "backoff": state.backoff,
             "reason": state.reason,
             "cause": state.cause or "",
-            "warnings": list(state.warnings),
+            "warnings": [*map(str, snapshot.findings), *state.warnings],
             "lastLines": list(snapshot.last_lines[-LAST_LINES:]),
             "engine": {"kind": snapshot.engine, "pid": snapshot.pid},
             "model": snapshot.model,
@@ -156,7 +159,7 @@ def metrics(snapshot: Snapshot) -> str:
         *_family("engine_epoch", [((), state.epoch)]),
         *_family("engine_restarts_total", [((), state.total_restarts)]),
         *_family("engine_losses_total", [((cause,), dict(state.losses).get(cause, 0)) for cause in CAUSES]),
-        *_family("engine_warnings", [((), len(state.warnings))]),
+        *_family("engine_warnings", [((), len(state.warnings) + len(snapshot.findings))]),
     ]
     if state.start_seconds is not None:
         lines += _family("engine_start_seconds", [((), state.start_seconds)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,16 @@ from twinpool.worker.engines.select import engine_command
 from twinpool.worker.logic import follower
 from twinpool.worker.logic.events import Timing
 from twinpool.worker.logic.follower import AskLeader, Ended, Heard, Silent, StartRank
+from twinpool.worker.logic.machine import clock_finding, skew
 from twinpool.worker.logic.ranks import Answer, Report
-from twinpool.worker.shell.host import Host, visible_gpus
+from twinpool.worker.shell.host import Host, log, visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from twinpool.core.protocol import Leader, WorkerConfig
+    from twinpool.worker.logic.machine import Finding
+    from twinpool.worker.logic.report import Snapshot
 
 #: Overrides where the leader is written, for runs outside a pod.
 LEADER_FILE_ENV = "TWINPOOL_LEADER_FILE"
@@ -36,6 +40,7 @@ class Follower(Host):
         self._state = follower.State()
         self._timing = Timing(config.startup_timeout, config.drain_timeout, config.nodes)
         self._rank = rank
+        self._clock: Finding | None = None
         self._file = Path(environment.get(LEADER_FILE_ENV, protocol.LEADER_FILE))
         super().__init__(config, environment, self._state)
 
@@ -68,7 +73,19 @@ class Follower(Host):
             self._inbox.put(Silent(f"nobody has named the leader yet (the operator writes it to {self._file})"))
             return
         report = Report(leader.uid, self._rank, self._pod.name, action.run, action.state, action.reason)
-        self._inbox.put(_told(leader, report))
+        answer, date = _told(leader, report)
+        self._compare(clock_finding(skew(date, time.time()), leader.address))
+        self._inbox.put(answer)
+
+    def _compare(self, clock: Finding | None) -> None:
+        """Keep what is wrong with the clocks, and log it when it was not before."""
+        if clock is not None and self._clock is None:
+            log(f"WARNING: {clock}")
+        self._clock = clock
+
+    def _read(self) -> Snapshot:
+        read, clock = super()._read(), self._clock
+        return read if clock is None else replace(read, findings=(*read.findings, clock))
 
     def _leader(self) -> Leader | None:
         try:
@@ -77,8 +94,8 @@ class Follower(Host):
             return None
 
 
-def _told(leader: Leader, report: Report) -> Heard | Silent:
-    """Send the report to the leader and return what it says."""
+def _told(leader: Leader, report: Report) -> tuple[Heard | Silent, str | None]:
+    """Send the report to the leader and return what it says, and the time on its clock as HTTP writes it."""
     connection = http.client.HTTPConnection(leader.address, protocol.LAUNCHER_PORT, timeout=ASK_TIMEOUT)
     who = f"the leader at {leader.address}"
     try:
@@ -86,10 +103,10 @@ def _told(leader: Leader, report: Report) -> Heard | Silent:
         response = connection.getresponse()
         body = response.read(MAX_ANSWER)
     except (OSError, http.client.HTTPException) as error:
-        return Silent(f"{who} does not answer: {type(error).__name__}: {error}")
+        return Silent(f"{who} does not answer: {type(error).__name__}: {error}"), None
     finally:
         connection.close()
     answer = Answer.from_json(body) if response.status == http.HTTPStatus.OK else None
     if answer is None:
-        return Silent(f"{who} answered {response.status}: {body[:200].decode(errors='replace').strip()}")
-    return Heard(leader.address, answer)
+        return Silent(f"{who} answered {response.status}: {body[:200].decode(errors='replace').strip()}"), None
+    return Heard(leader.address, answer), response.getheader("Date")

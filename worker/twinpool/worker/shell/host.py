@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
-from twinpool.worker.engines.command import Pod, behind_preflight, redacted, wants_preflight
+from twinpool.worker.engines.command import Pod, behind_preflight, ranks, redacted, wants_preflight
 from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tick
 from twinpool.worker.logic.failure import failure_reason, termination_message
+from twinpool.worker.logic.machine import findings
 from twinpool.worker.logic.preflight import Result
 from twinpool.worker.logic.report import Snapshot
 from twinpool.worker.logic.speculation import choose
 from twinpool.worker.release import version
-from twinpool.worker.shell import process
+from twinpool.worker.shell import machine, process
 from twinpool.worker.shell.endpoint import Endpoint
 from twinpool.worker.shell.inbox import Inbox
 from twinpool.worker.shell.preflight import this_program
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from twinpool.core.protocol import WorkerConfig
     from twinpool.worker.engines.command import Command, Place
+    from twinpool.worker.logic.machine import Finding
     from twinpool.worker.logic.report import Life
 
 #: Overrides where the termination message goes, for runs outside a pod.
@@ -101,7 +103,7 @@ class Host(ABC):
     Raises
     ------
     InvalidValue
-        When the settings cannot be used, or the model is not there.
+        When the settings cannot be used, the model is not there in full, or GPUs are missing.
     PortTaken
         When the launcher's own port cannot be bound.
     """
@@ -118,11 +120,24 @@ class Host(ABC):
         self._inbox = Inbox()
         self._terminate = False
         self._quit: Quit | None = None
+        self._findings = self._checked(config)
         self._speculation = choose(config, look(config))
         words = self._speculation.words if self._speculation else ""
-        self._snapshot = Snapshot(state, config.engine, config.model, config.role, version(), speculation=words)
+        self._snapshot = Snapshot(
+            state, config.engine, config.model, config.role, version(), speculation=words, findings=self._findings
+        )
         self._preflight = _result_file(config)
         self._endpoint = Endpoint(self._pod.ip, protocol.LAUNCHER_PORT, self._read, self._hear)
+
+    @staticmethod
+    def _checked(config: WorkerConfig) -> tuple[Finding, ...]:
+        """Look at the machine; what does not stop the engine is logged and returned."""
+        found = findings(machine.look(config), config.gpus, ranks(config) // config.nodes)
+        for each in found:
+            if each.fatal:
+                raise InvalidValue(f"{each.name}: {each.text}", each.advice)
+            log(f"WARNING: {each}")
+        return found
 
     @abstractmethod
     def _step(self, event: Any) -> tuple[Life, tuple[Any, ...]]:

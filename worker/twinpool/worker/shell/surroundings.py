@@ -22,11 +22,12 @@ def look(config: WorkerConfig, nvidia: Path = NVIDIA) -> Surroundings:
     """Return what is there; nothing is looked at for a pool that does not speculate."""
     if config.speculation is None:
         return Surroundings()
-    takes_schedule = config.engine == "simulated" or _SCHEDULE in _source("vllm", "config/speculative.py")
+    takes_schedule = config.engine == "simulated" or _SCHEDULE in source("vllm", "config/speculative.py")
     return Surroundings(_gpu_name(nvidia), _model(config.model_path), takes_schedule)
 
 
-def _source(package: str, path: str) -> str:
+def source(package: str, path: str) -> str:
+    """Return the text of a file of an installed package, empty when it is not there; nothing is imported."""
     found = importlib.util.find_spec(package)
     for folder in (found.submodule_search_locations or ()) if found else ():
         try:
