@@ -1,4 +1,4 @@
-"""The real vLLM over two ranks, in one pod and in two, behind its preflight; a lost headless rank restarts both."""
+"""The real vLLM over two ranks, in one pod and in two, behind its preflight; a lost rank restarts both."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_two_ranks_in_one_pod_answer_as_one_does(start: Callable[..., LauncherPo
     end(pod)
 
 
-def test_two_ranks_in_two_pods_are_one_and_a_lost_headless_rank_restarts_both(
+def test_two_ranks_in_two_pods_are_one_and_a_lost_one_restarts_both(
     start: Callable[..., LauncherPod], alone: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "leader"
@@ -124,4 +124,15 @@ def test_two_ranks_in_two_pods_are_one_and_a_lost_headless_rank_restarts_both(
     assert answer(pods[0]) == alone
     assert [pod.status()["epoch"] for pod in pods] == [2, 2]
     assert 'twinpool_worker_engine_losses_total{cause="RankLost"} 1' in pods[0].get("/metrics")[1]
+
+    os.kill(pods[0].status()["engine"]["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 120
+    while pods[1].status()["epoch"] == 2 or pods[0].status()["epoch"] == 2:
+        assert time.monotonic() < deadline, "a rank without its leader starts anew with it"
+        time.sleep(0.2)
+    for pod in pods:
+        pod.wait_ready()
+    assert answer(pods[0]) == alone
+    assert [pod.status()["epoch"] for pod in pods] == [3, 3]
+    assert 'twinpool_worker_engine_losses_total{cause="OutOfMemory"} 1' in pods[0].get("/metrics")[1]
     end(*pods)
