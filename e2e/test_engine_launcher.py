@@ -88,6 +88,8 @@ for line in sys.stdin:
         "length": args.max_model_len, "revision": args.revision, "eager": args.enforce_eager,
         "nodes": [args.nnodes, args.node_rank, args.master_addr, args.master_port, args.headless,
         args.pipeline_parallel_size],
+        "copies": [args.data_parallel_size, args.data_parallel_size_local, args.data_parallel_start_rank,
+        args.data_parallel_address, args.data_parallel_rpc_port, args.headless, args.enable_expert_parallel],
         "drafts": args.speculative_config, "lookup": args.speculative_config and build_dynamic_sd_schedule_lookup(
         args.speculative_config["num_speculative_tokens_per_batch_size"], 256, 4),
         "kv": args.kv_transfer_config and [args.kv_transfer_config.kv_connector, args.kv_transfer_config.kv_role,
@@ -107,9 +109,11 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
         for gpus, revision in ((0, None), (2, "abc"))
     ]
     wide = tiny_config(role="decode", gpus=1, tensor=1, pipeline=2, nodes=2, connector="nixl")
+    copies = tiny_config(role="decode", gpus=2, data=4, expert=True, nodes=2, connector="nixl")
     places = [Place(rank, "10.0.0.7") for rank in (0, 1)]
     lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, gpus, Place()).argv[4:]) for one, gpus in settings]
     lines += [json.dumps(vllm_command(wide, Pod("10.0.0.7"), {}, 1, place).argv[4:]) for place in places]
+    lines += [json.dumps(vllm_command(copies, Pod("10.0.0.7"), {}, 2, place).argv[4:]) for place in places]
     drafting = tiny_config(role="decode", gpus=1, speculation="ngram")
     choice = choose(drafting, Surroundings(takes_schedule=True))
     lines.append(json.dumps(vllm_command(drafting, Pod("10.0.0.7"), {}, 1, Place(), choice.argument).argv[4:]))
@@ -123,8 +127,11 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(parsed) == len(settings) + len(places) + 1
+    assert len(parsed) == len(settings) + 2 * len(places) + 1
     drafts = parsed.pop()
+    second, first = parsed.pop()["copies"], parsed.pop()["copies"]
+    assert first == [4, 2, None, "10.0.0.7", 29521, False, True]
+    assert second == [4, 2, 2, "10.0.0.7", 29521, True, True]
     assert drafts["drafts"]["method"] == "ngram"
     assert drafts["lookup"][1] == 4
     assert drafts["lookup"][1:] == sorted(drafts["lookup"][1:], reverse=True)

@@ -1,4 +1,4 @@
-"""The real vLLM over two ranks, in one pod and in two, behind its preflight; a lost rank restarts both."""
+"""The real vLLM over two tensor- or data-parallel ranks, in one pod and in two; a lost rank restarts both."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from twinpool.localengine.install import ensure_engine
 from twinpool.localengine.models import TINY, ensure_model
 from twinpool.localengine.pod import LauncherPod, tiny_config
 from twinpool.worker.inject import inject
+from twinpool.worker.logic import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,8 +78,58 @@ def alone(start: Callable[..., LauncherPod]) -> str:
     return text
 
 
-def answer(pod: LauncherPod) -> str:
-    return str(pod.complete(prompt=PROMPT, max_tokens=16, ignore_eos=True)["choices"][0]["text"])
+def answer(pod: LauncherPod, headers: dict[str, str] | None = None) -> str:
+    body = {"model": "tiny", "temperature": 0, "prompt": PROMPT, "max_tokens": 16, "ignore_eos": True}
+    with pod.open("/v1/completions", body, headers) as got:
+        return str(json.load(got)["choices"][0]["text"])
+
+
+def group(start: Callable[..., LauncherPod], file: Path, **changes: Any) -> list[LauncherPod]:
+    """Start two pods that are one group, with the leader's address in ``file``, and wait until both are ready."""
+    pods = [
+        start(
+            {
+                "POD_UID": f"uid-{number}",
+                "POD_NAME": f"pod-{number}",
+                "TWINPOOL_NODE_RANK": str(number),
+                "TWINPOOL_LEADER_FILE": str(file),
+            },
+            nodes=2,
+            **changes,
+        )
+        for number in (0, 1)
+    ]
+    file.write_text(Leader(pods[0].ip, "uid-0", 1).to_json())
+    for pod in pods:
+        pod.wait_ready()
+    return pods
+
+
+def check_copies(leader: LauncherPod, alone: str) -> None:
+    """Ask each of two data-parallel ranks behind one endpoint; each counts for itself."""
+    before = {work.engine: work.marks for work in load.work(leader.metrics())}
+    assert sorted(before) == ["0", "1"]
+    for number in ("0", "1"):
+        assert answer(leader, {"X-data-parallel-rank": number}) == alone
+        after = {work.engine: work.marks for work in load.work(leader.metrics())}
+        assert after[number] != before[number], f"rank {number} answered"
+        before = after
+    assert "twinpool_worker_engine_restarts_total 0" in leader.get("/metrics")[1]
+
+
+def test_two_copies_in_one_pod_answer_as_one_does(start: Callable[..., LauncherPod], alone: str) -> None:
+    pod = start(data=2)
+    pod.wait_ready()
+    check_copies(pod, alone)
+    end(pod)
+
+
+def test_two_copies_in_two_pods_have_one_endpoint(
+    start: Callable[..., LauncherPod], alone: str, tmp_path: Path
+) -> None:
+    pods = group(start, tmp_path / "leader", data=2)
+    check_copies(pods[0], alone)
+    end(*pods)
 
 
 def test_two_ranks_in_one_pod_answer_as_one_does(start: Callable[..., LauncherPod], alone: str) -> None:
@@ -98,19 +149,7 @@ def test_two_ranks_in_two_pods_are_one_and_a_lost_one_restarts_both(
 ) -> None:
     file = tmp_path / "leader"
 
-    def rank(number: int) -> LauncherPod:
-        environment = {
-            "POD_UID": f"uid-{number}",
-            "POD_NAME": f"pod-{number}",
-            "TWINPOOL_NODE_RANK": str(number),
-            "TWINPOOL_LEADER_FILE": str(file),
-        }
-        return start(environment, tensor=2, nodes=2)
-
-    pods = [rank(0), rank(1)]
-    file.write_text(Leader(pods[0].ip, "uid-0", 1).to_json())
-    for pod in pods:
-        pod.wait_ready()
+    pods = group(start, file, tensor=2)
     assert answer(pods[0]) == alone
     assert json.loads(pods[0].get("/preflight")[1])["slowest"] == "pod-0 (rank 0) - pod-1 (rank 1)"
 

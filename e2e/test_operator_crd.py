@@ -96,7 +96,7 @@ class Case:
 ARGS = [
     "--enforce-eager",
     "--max-num-seqs=8",
-    "--data-parallel-size-local",
+    "--data-parallel-backend=mp",
     "-5",
     "--",
     "-nothing",
@@ -132,6 +132,12 @@ def role_cases(role: str) -> list[Case]:
                 {role: {"parallelism": {"tensor": 4, "pipeline": 3}}},
                 {role: {"parallelism": {"tensor": 2}, "resources": {"gpu": {"perNode": 0}}}},
             ),
+        ),
+        Case(
+            f".spec.{role}",
+            {role: {"parallelism": {"tensor": 2, "data": 8}}},
+            {role: {"parallelism": {"tensor": 16, "data": 2}}},
+            (f"spec.{role}.parallelism.data", "each copy (tensor x pipeline) must fit into a node"),
         ),
         *argument_cases(f"{role}.engine"),
         *unit_cases(f"{role}.resources.cpu", ["4", "0.5", "500m"], ["two", "4 ", "-1"]),
@@ -262,6 +268,13 @@ CASES: list[Case] = [
         {"decode": {"speculation": {"tokens": 2}}},
         ("spec.speculation", "needs the pool's spec.speculation"),
         extra=({"prefill": {"speculation": {}}},),
+    ),
+    Case(
+        ".spec",
+        {"engine": {"kvEvents": True}, "prefill": {}},
+        {"engine": {"kvEvents": True}, "decode": {"parallelism": {"data": 2}}},
+        ("spec.engine", "the KV events of one rank"),
+        extra=({"engine": {"kvEvents": True}, "prefill": {"parallelism": {"data": 2}}},),
     ),
     Case(
         ".spec.speculation",

@@ -69,7 +69,7 @@ def test_a_role_that_does_not_fit_fails_and_the_best_splits_are_named(
     assert rates == sorted(rates, reverse=True)
 
 
-def test_a_mixture_is_advised_beyond_what_a_pool_can_say(
+def test_a_mixture_is_advised_with_data_and_expert_parallelism_too(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = Path(__file__).parent.parent / "core" / "configs" / "deepseek-v3.json"
@@ -77,7 +77,7 @@ def test_a_mixture_is_advised_beyond_what_a_pool_can_say(
     assert main(asked) == 1, "decode asks for two GPUs"
     out = capsys.readouterr().out
     assert "671.0 B weights of 8 bits, 37.6 B for a token (8 of 256 experts in 58 layers)" in out
-    assert out.count("which a pool cannot ask for yet:") == 2
+    assert out.count("with data or expert parallelism:") == 2
     assert "with expert parallelism: " in out
     assert "the latent KV is kept on each of 8 GPUs" in out
     assert main([*asked, "-o", "json"]) == 1

@@ -150,6 +150,12 @@ def test_speculation_is_the_pools_and_the_number_of_tokens_the_roles(make_pool: 
     assert config(template(make_pool())).speculation is None
 
 
+def test_copies_of_the_layers_are_ranks_of_the_group(make_pool: Make) -> None:
+    pool = make_pool({"decode": {"parallelism": {"tensor": 2, "data": 8, "expert": True}}})
+    told = config(template(pool))
+    assert (told.tensor, told.data, told.nodes, told.gpus, told.expert) == (2, 8, 2, 8, True)
+
+
 def test_the_roles_are_told_apart(make_pool: Make) -> None:
     assert config(template(make_pool(), "prefill")).role == "prefill"
 

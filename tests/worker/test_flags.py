@@ -150,7 +150,7 @@ def test_other_spellings_are_refused_too(argument, flag):
         "-5",
         "--",
         "--model-loader-extra-config={}",
-        "--data-parallel-size-local",
+        "--data-parallel-backend=mp",
         "--kv-cache-dtype",
         "-O3",
         "-nothing",
@@ -240,6 +240,26 @@ def test_a_group_over_nodes_tells_every_rank_where_it_stands():
         rank = engine_command(settings, POD, {}, 8, "/usr/bin/python3", place).argv
         assert (value_of(rank, "--node-rank"), value_of(rank, "--master-addr")) == ("1", "10.0.0.9")
         assert "--headless" in rank
+
+
+@pytest.mark.parametrize("engine", ["vllm", "simulated"])
+def test_copies_are_balanced_by_the_leader_and_each_pod_has_equally_many(engine):
+    one = command(gpus=8, data=4, tensor=2, engine=engine).argv
+    assert (value_of(one, "--data-parallel-size"), value_of(one, "--tensor-parallel-size")) == ("4", "2")
+    assert not {"--data-parallel-size-local", "--nnodes", "--headless"} & set(one)
+    settings = config(gpus=4, data=4, tensor=2, nodes=2, engine=engine)
+    leader, rank = (
+        engine_command(settings, POD, {}, 4, "python3", place).argv for place in (Place(0, "l"), Place(1, "l"))
+    )
+    for argv in (leader, rank):
+        assert (value_of(argv, "--data-parallel-size"), value_of(argv, "--data-parallel-size-local")) == ("4", "2")
+        assert (value_of(argv, "--data-parallel-address"), value_of(argv, "--data-parallel-rpc-port")) == ("l", "29521")
+    assert not {"--data-parallel-start-rank", "--headless", "--nnodes"} & set(leader)
+    assert value_of(rank, "--data-parallel-start-rank") == "2"
+    assert "--headless" in rank
+    assert wants_preflight(config(data=2))
+    assert "--enable-expert-parallel" in command(gpus=8, data=8, expert=True, engine=engine).argv
+    assert "--enable-expert-parallel" not in one
 
 
 def test_a_group_of_one_node_has_no_word_about_nodes():

@@ -68,6 +68,17 @@ def test_probe(engine, code, body, reason):
     assert (reason in got.reason) if reason else got.reason == ""
 
 
+def test_every_data_parallel_rank_is_asked_for_a_token(engine):
+    engine.answers = (200, b'{"choices": [{"finish_reason": "length"}]}')
+    many = EngineClient("127.0.0.1", engine.server_address[1], "m", ranks=3)
+    assert many.probe(5.0, 1).ok
+    assert [seen["X-data-parallel-rank"] for seen in engine.seen] == ["0", "1", "2"]
+    engine.seen.clear()
+    engine.answers = (500, b"boom")
+    assert not many.probe(5.0, 1).ok
+    assert len(engine.seen) == 1
+
+
 def test_a_probe_that_is_not_answered_is_late():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         got = EngineClient("127.0.0.1", silent.getsockname()[1], "m").probe(0.1, 1)

@@ -80,6 +80,12 @@ def test_auto_is_one_number_where_it_takes_none() -> None:
     assert "this vLLM takes no schedule by batch size" in words
 
 
+def test_auto_is_one_number_with_data_parallelism() -> None:
+    value, words = chosen(data=2)
+    assert value == {"method": "ngram", "num_speculative_tokens": 4}
+    assert "vLLM takes no schedule by batch size with data parallelism" in words
+
+
 def test_auto_is_one_number_where_one_fits_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "schedule", lambda *_: ((1, drafts.MAX_BATCH, 4),))
     value, words = chosen()

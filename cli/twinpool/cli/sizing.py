@@ -82,9 +82,7 @@ class Sizing:
                 yield f"    {_remedy(item, self.best[role])}"
             yield from _best("best of those that fit", role, self.best[role])
             if self.beyond[role]:
-                yield from _best(
-                    "with data or expert parallelism, which a pool cannot ask for yet", role, self.beyond[role]
-                )
+                yield from _best("with data or expert parallelism", role, self.beyond[role])
         if (ratio := self.ratio) is not None:
             tokens = f"prompts of {self.what.work.prompt} and answers of {self._answer} tokens"
             yield f"  for {tokens} each decode replica needs {ratio:.2g} prefill replicas"
@@ -136,7 +134,8 @@ def served(pool: InferencePool, config: Path, asked: Asked) -> Served:
             f"an answer of {work.answer} tokens leaves no prompt in a request of {work.context}", "give more --tokens"
         )
     splits = {
-        name: Split(role.parallelism.tensor, role.parallelism.pipeline) for name, role in names.roles(pool).items()
+        name: Split(role.parallelism.tensor, role.parallelism.pipeline, role.parallelism.data, role.parallelism.expert)
+        for name, role in names.roles(pool).items()
     }
     return Served(shape_of(found, pool.spec.model.name), ACCELERATORS[asked.gpu], splits, work)
 
@@ -150,13 +149,13 @@ def sizing(pool: InferencePool, what: Served) -> Sizing:
         network = Network(per_node, gpu.inside, gpu.across)
         roles[name] = option(shape, gpu, what.splits[name], work, network)
         ranked = options(shape, gpu, work, network, name, MOST_GPUS)
-        best[name] = [item for item in ranked if _sayable(item.split)][:_SHOWN]
-        beyond[name] = [item for item in ranked if not _sayable(item.split)][:_SHOWN]
+        best[name] = [item for item in ranked if _plain(item.split)][:_SHOWN]
+        beyond[name] = [item for item in ranked if not _plain(item.split)][:_SHOWN]
     return Sizing(what, roles, best, beyond)
 
 
-def _sayable(split: Split) -> bool:
-    """Return whether a pool's ``parallelism`` can say a split."""
+def _plain(split: Split) -> bool:
+    """Return whether a split has neither copies nor whole experts on each GPU: these are told apart."""
     return split.data == 1 and not split.expert
 
 

@@ -61,6 +61,8 @@ ENGINE_PORT = 8000
 LAUNCHER_PORT = 8090
 #: Where the ranks of a group that spans nodes meet: a port of the leader.
 MASTER_PORT = 29501
+#: Where the data-parallel ranks of a group that spans nodes meet: a port of the leader.
+DATA_PARALLEL_PORT = 29521
 #: Where the ranks of a preflight meet: a port of the leader, free again before the engine starts.
 PREFLIGHT_PORT = 29511
 #: NIXL's side channel (handshake); data-parallel rank r uses the port + r (vLLM's rule).
@@ -131,6 +133,14 @@ MANAGED_FLAGS: tuple[str, ...] = (
     "--tensor-parallel-size",
     "--pipeline-parallel-size",
     "--data-parallel-size",
+    "--data-parallel-size-local",
+    "--data-parallel-rank",
+    "--data-parallel-start-rank",
+    "--data-parallel-address",
+    "--data-parallel-rpc-port",
+    "--data-parallel-hybrid-lb",
+    "--data-parallel-external-lb",
+    "--data-parallel-multi-port-external-lb",
     "--enable-expert-parallel",
     "--kv-transfer-config",
     "--kv-events-config",
@@ -143,6 +153,14 @@ MANAGED_FLAGS: tuple[str, ...] = (
     "-tp",
     "-pp",
     "-dp",
+    "-dpl",
+    "-dpn",
+    "-dpr",
+    "-dpa",
+    "-dpp",
+    "-dph",
+    "-dpe",
+    "-dpm",
     "-ep",
     "-sc",
     "-n",
@@ -209,6 +227,8 @@ class WorkerConfig:
     max_model_len: int | None = None
     tensor: int = 1
     pipeline: int = 1
+    data: int = 1
+    expert: bool = False
     #: Pods of the group, one for each node.
     nodes: int = 1
     #: GPUs of this pod; 0 runs the engine on the CPU.

@@ -15,10 +15,13 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from twinpool.core import protocol
-from twinpool.core.fields import ByteSize, CpuCores, Duration, Part, PodTemplate, SecretReference, rule, rules
+from twinpool.core.fields import Duration, Part, PodTemplate, SecretReference, rule, rules
 from twinpool.core.objectives import Objectives as Objectives
 from twinpool.core.placement import Placement as Placement
 from twinpool.core.ratio import Ratio as Ratio
+from twinpool.core.resources import Gpu as Gpu
+from twinpool.core.resources import Parallelism as Parallelism
+from twinpool.core.resources import Resources as Resources
 from twinpool.core.rollout import Rollout as Rollout
 from twinpool.core.routing import Routing as Routing
 from twinpool.core.scaling import POOL_RULES, Scaling
@@ -208,34 +211,6 @@ class RoleEngine(Part):
     env: Environment = Field((), description="Environment variables for this role; they win over the pool's.")
 
 
-class Parallelism(Part):
-    """How one model replica is split over GPUs."""
-
-    tensor: int = Field(1, ge=1, le=64, description="GPUs that share every layer (tensor parallel).")
-    pipeline: int = Field(1, ge=1, le=64, description="Stages that the layers are split into (pipeline parallel).")
-
-
-class Gpu(Part):
-    """The accelerators of a node."""
-
-    resource: str = Field(
-        "nvidia.com/gpu",
-        min_length=3,
-        max_length=253,
-        description="Name of the extended resource that stands for one GPU.",
-    )
-    per_node: int = Field(8, ge=0, le=64, description="GPUs of one node; 0 runs the engine on the CPU.")
-
-
-class Resources(Part):
-    """What one pod of the role gets. GPUs per pod follow from the parallelism."""
-
-    gpu: Gpu = Field(default_factory=Gpu, description="Accelerators.")
-    cpu: CpuCores | None = Field(None, description="CPU cores requested, as a string.")
-    memory: ByteSize | None = Field(None, description="Memory requested, which is also the limit.")
-    shm: ByteSize = Field("8Gi", description="Size of /dev/shm, over which tensor-parallel ranks talk.")
-
-
 class Toleration(Part):
     """A taint that pods of the role may ignore, as in a pod."""
 
@@ -263,7 +238,8 @@ class Scheduling(Part):
 
 
 #: GPUs of one replica, in CEL.
-_RANKS = "self.parallelism.tensor * self.parallelism.pipeline"
+_COPY = "self.parallelism.tensor * self.parallelism.pipeline"
+_RANKS = f"{_COPY} * self.parallelism.data"
 
 
 class WorkerRole(Part):
@@ -274,11 +250,18 @@ class WorkerRole(Part):
             rule(
                 f"self.resources.gpu.perNode == 0 ? {_RANKS} == 1 "
                 f": self.resources.gpu.perNode % ({_RANKS}) == 0 || ({_RANKS}) % self.resources.gpu.perNode == 0",
-                "parallelism.tensor x pipeline must divide resources.gpu.perNode (default 8) or be a multiple of it: "
-                "1, 2, 4 or 8 GPUs of a node with 8, or 16, 24, ... over several nodes; on the CPU, where perNode is "
-                "0, it must be 1",
+                "parallelism.tensor x pipeline x data must divide resources.gpu.perNode (default 8) or be a multiple "
+                "of it: 1, 2, 4 or 8 GPUs of a node with 8, or 16, 24, ... over several nodes; on the CPU, where "
+                "perNode is 0, it must be 1",
                 field_path=".parallelism",
-            )
+            ),
+            rule(
+                f"self.parallelism.data == 1 || self.resources.gpu.perNode == 0 "
+                f"|| self.resources.gpu.perNode % ({_COPY}) == 0",
+                "with parallelism.data above 1, each copy (tensor x pipeline) must fit into a node, as a divisor of "
+                "resources.gpu.perNode (default 8); over nodes a copy cannot be split then",
+                field_path=".parallelism.data",
+            ),
         )
     )
 
@@ -307,7 +290,7 @@ class WorkerRole(Part):
     @property
     def ranks(self) -> int:
         """Return the GPUs of one replica."""
-        return self.parallelism.tensor * self.parallelism.pipeline
+        return self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data
 
     @property
     def nodes(self) -> int:
@@ -344,6 +327,12 @@ class InferencePoolSpec(Part):
                 field_path=".ratio",
             ),
             *POOL_RULES,
+            rule(
+                "!self.engine.kvEvents || self.decode.parallelism.data == 1 "
+                "&& (!has(self.prefill) || self.prefill.parallelism.data == 1)",
+                "routers follow the KV events of one rank; leave kvEvents out with parallelism.data above 1",
+                field_path=".engine",
+            ),
             rule(
                 "has(self.speculation) || !(has(self.decode.speculation) "
                 "|| has(self.prefill) && has(self.prefill.speculation))",

@@ -102,10 +102,13 @@ class LauncherPod:
             assert time.monotonic() < deadline, self.log.read_text()[-4000:]
             time.sleep(0.2)
 
-    def open(self, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
+    def open(
+        self, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> HTTPResponse:
         """Ask the engine."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://{self.ip}:8000{path}", data, {"Content-Type": "application/json"})
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(f"http://{self.ip}:8000{path}", data, sent)
         response: HTTPResponse = urllib.request.urlopen(request, timeout=120)  # noqa: S310 - the scheme is in the line above
         return response
 

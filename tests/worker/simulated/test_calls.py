@@ -144,7 +144,8 @@ def test_tokenizing_takes_text_or_messages():
 
 @pytest.mark.parametrize("header", ["1", "-1", "x", ""])
 def test_a_rank_that_is_not_there_is_refused(header):
-    calls.check_rank(None)
-    calls.check_rank("0")
+    assert calls.rank_of(None, 1) is None
+    assert calls.rank_of("0", 1) == 0
+    assert calls.rank_of("1", 2) == 1
     with pytest.raises(calls.Refused, match=r"out of range \[0, 1\)"):
-        calls.check_rank(header)
+        calls.rank_of(header, 1)

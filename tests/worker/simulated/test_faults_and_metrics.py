@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from twinpool.core.errors import InvalidValue
 from twinpool.worker.engines.simulated.logic import faults
 from twinpool.worker.engines.simulated.logic.faults import Faults
-from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, SPECULATION, Metrics
+from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, SPECULATION, Metrics, render
 
 
 def test_faults_are_read_and_add_to_those_of_the_engine():
@@ -42,7 +42,7 @@ def test_metrics_parse_and_carry_vllms_labels():
     metrics.set("num_requests_running", 3)
     metrics.observe("time_to_first_token_seconds", 0.03)
     metrics.observe("time_to_first_token_seconds", 1000.0)
-    families = {family.name: family for family in text_string_to_metric_families(metrics.render('a"b\\c\nd'))}
+    families = {family.name: family for family in text_string_to_metric_families(render([metrics], 'a"b\\c\nd'))}
     assert len(families) == len(FAMILIES)
     samples = {
         (sample.name, sample.labels.get("le"), sample.labels.get("finished_reason")): sample
@@ -60,7 +60,7 @@ def test_metrics_parse_and_carry_vllms_labels():
 def test_an_engine_that_drafts_has_counters_for_every_position_from_the_start():
     metrics = Metrics(positions=2)
     metrics.count_draft(2, 1)
-    families = {family.name: family for family in text_string_to_metric_families(metrics.render("m"))}
+    families = {family.name: family for family in text_string_to_metric_families(render([metrics], "m"))}
     assert len(families) == len(FAMILIES) + len(SPECULATION)
     by_position = {
         sample.labels["position"]: sample.value

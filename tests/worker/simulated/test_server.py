@@ -312,3 +312,57 @@ async def test_kv_events_are_published_and_replayed(engines):
     stored = events[0]
     assert len(stored["token_ids"]) == stored["block_size"] * len(stored["block_hashes"])
     assert stored["parent_block_hash"] is None
+
+
+async def test_ranks_have_their_own_caches_and_ports(engines):
+    ranks, decode = (
+        await engines("--connector", "nixl", "--data-parallel-size", "2"),
+        await engines("--connector", "nixl"),
+    )
+    prompt = "one two three four five six seven eight nine ten " * 4
+
+    async def ask(rank, **fields):
+        return await ranks.complete(prompt, headers={"X-data-parallel-rank": str(rank)}, **fields)
+
+    plain = {"max_tokens": 4, "ignore_eos": True}
+    first, again, other = await ask(1, **plain), await ask(1, **plain), await ask(0, **plain)
+    cached = [body["usage"]["prompt_tokens_details"]["cached_tokens"] for body in (first, again, other)]
+    assert cached[0] == cached[2] == 0
+    assert cached[1] > 0
+    assert {body["choices"][0]["text"] for body in (again, other)} == {first["choices"][0]["text"]}
+    text = (await ranks.get("/metrics"))[1].decode()
+    assert 'vllm:request_success_total{engine="0",model_name="m",finished_reason="length"} 1' in text
+    assert 'vllm:request_success_total{engine="1",model_name="m",finished_reason="length"} 2' in text
+    assert text.count("# TYPE vllm:request_success_total counter") == 1
+
+    parameters = (await ask(1, max_tokens=1, kv_transfer_params=HAND_OVER))["kv_transfer_params"]
+    assert parameters["remote_port"] == 5601
+    handed = await decode.complete(prompt, kv_transfer_params=parameters, **plain)
+    assert handed["choices"][0]["text"] == first["choices"][0]["text"]
+    assert "out of range [0, 2)" in (await ask(2, status=400))["error"]["message"]
+
+
+async def test_whoever_names_no_rank_gets_the_one_with_the_fewest_requests(engines):
+    engine = await engines("--data-parallel-size", "2", "--tokens-per-second", "1000", "--time-scale", "1")
+    await asyncio.gather(*(engine.complete("hi", max_tokens=20, ignore_eos=True) for _ in range(4)))
+    text = (await engine.get("/metrics"))[1].decode()
+    for rank in range(2):
+        assert f'vllm:request_success_total{{engine="{rank}",model_name="m",finished_reason="length"}} 2' in text
+    assert (await engine.get("/health"))[0] == 200
+
+
+async def test_ranks_publish_events_on_ports_that_count_up(engines):
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}
+    engine = await engines("--kv-events-config", json.dumps(config), "--data-parallel-size", "2")
+    with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.connect(f"tcp://{engine.host}:5558")
+        sub.setsockopt(zmq.SUBSCRIBE, b"kv")
+        deadline = time.monotonic() + 10
+        number = 0
+        while not await sub.poll(50):
+            assert time.monotonic() < deadline
+            number += 1
+            headers = {"X-data-parallel-rank": "1"}
+            await engine.complete(f"{number} " + "one two three four " * 20, max_tokens=1, headers=headers)
+        _, _, payload = await sub.recv_multipart()
+        assert msgspec.msgpack.decode(payload)[2] == 1

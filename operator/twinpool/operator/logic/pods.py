@@ -92,6 +92,8 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         max_model_len=model.max_model_len,
         tensor=role.parallelism.tensor,
         pipeline=role.parallelism.pipeline,
+        data=role.parallelism.data,
+        expert=role.parallelism.expert,
         nodes=role.nodes,
         gpus=gpus(pool, role),
         connector=pool.spec.handoff.connector if disaggregated else None,

@@ -87,15 +87,31 @@ def parallel_flags(config: WorkerConfig, place: Place) -> list[str]:
     flags = ["--tensor-parallel-size", str(config.tensor)]
     if config.pipeline > 1:
         flags += ["--pipeline-parallel-size", str(config.pipeline)]
+    if config.expert:
+        flags += ["--enable-expert-parallel"]
+    if config.data > 1:
+        return flags + _data_parallel(config, place)
     if config.nodes > 1:
         flags += ["--nnodes", str(config.nodes), "--node-rank", str(place.rank)]
         flags += ["--master-addr", place.leader, "--master-port", str(protocol.MASTER_PORT)]
     return [*flags, "--headless"] if place.rank else flags
 
 
+def _data_parallel(config: WorkerConfig, place: Place) -> list[str]:
+    """Return the flags of copies behind one endpoint; over nodes each pod has equally many, and the leader balances."""
+    flags = ["--data-parallel-size", str(config.data)]
+    if config.nodes > 1:
+        local = config.data // config.nodes
+        flags += ["--data-parallel-size-local", str(local), "--data-parallel-address", place.leader]
+        flags += ["--data-parallel-rpc-port", str(protocol.DATA_PARALLEL_PORT)]
+        if place.rank:
+            flags += ["--data-parallel-start-rank", str(place.rank * local), "--headless"]
+    return flags
+
+
 def ranks(config: WorkerConfig) -> int:
     """Return the ranks of the group, over all its pods."""
-    return config.tensor * config.pipeline
+    return config.tensor * config.pipeline * config.data
 
 
 def wants_preflight(config: WorkerConfig) -> bool:

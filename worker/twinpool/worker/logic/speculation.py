@@ -66,12 +66,15 @@ def choose(config: WorkerConfig, found: Surroundings) -> Choice | None:
     context = min(drafts.USUAL_CONTEXT, config.max_model_len or drafts.USUAL_CONTEXT)
     basis += f"; estimated, with {drafter.acceptance:g} of the drafted tokens kept at each position"
     entries = drafts.schedule(prices, drafter, context)
-    if found.takes_schedule and len(entries) > 1:
+    if found.takes_schedule and config.data == 1 and len(entries) > 1:
         most = entries[0][2]
         argument = _argument(config, method, most, entries)
         return Choice(argument, f"{method}, auto: {_spoken(entries)} ({basis})")
     tokens = drafts.best(prices, drafter, drafts.USUAL_BATCH, drafter.most, context)
-    why = "one number fits every batch" if found.takes_schedule else "this vLLM takes no schedule by batch size"
+    if config.data > 1:
+        why = "vLLM takes no schedule by batch size with data parallelism"
+    else:
+        why = "one number fits every batch" if found.takes_schedule else "this vLLM takes no schedule by batch size"
     text = f"auto: {tokens} tokens, best for {drafts.USUAL_BATCH} sequences at once, as {why} ({basis})"
     if not tokens and not drafter.own_kv:
         return Choice("", f"{method}, {text}")

@@ -55,7 +55,7 @@ class Launcher(Host):
         )
         self._kept: speculation.Kept | None = None
         self._client = EngineClient(
-            self._pod.ip, protocol.ENGINE_PORT, config.model, environment.get("VLLM_API_KEY", "")
+            self._pod.ip, protocol.ENGINE_PORT, config.model, environment.get("VLLM_API_KEY", ""), config.data
         )
 
     def run(self) -> int:

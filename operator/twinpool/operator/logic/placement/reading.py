@@ -73,7 +73,7 @@ def gang(name: str, pool: str, role: str, template: Body) -> Gang:
 
 def _unit(config: WorkerConfig) -> int:
     """Return the pods of one tensor-parallel unit; ranks are numbered unit by unit, and pods hold equally many."""
-    ranks = config.tensor * config.pipeline // config.nodes
+    ranks = config.tensor * config.pipeline * config.data // config.nodes
     return max(1, config.tensor // ranks) if ranks else 1
 
 

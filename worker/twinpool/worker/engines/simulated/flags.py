@@ -53,6 +53,8 @@ class Settings:
     events: EventSettings | None
     faults: faults.Faults
     drafting: Drafting | None = None
+    #: Ranks with an engine each, all in this process.
+    data_parallel: int = 1
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -88,6 +90,7 @@ def parse(argv: Sequence[str]) -> Settings:
         max_body_bytes=args.max_body_bytes,
         events=_events(args.kv_events_config),
         faults=faults.parse(args.fault),
+        data_parallel=args.data_parallel_size,
         drafting=None
         if args.speculative_config is None
         else drafting.parse(args.speculative_config, args.speculative_acceptance, args.speculative_draft_share),
@@ -159,6 +162,12 @@ def _add_ranks(result: argparse.ArgumentParser) -> None:
     add("--node-rank", type=int, default=0, metavar="R", help="accepted; changes nothing")
     add("--master-addr", default="", help="not dialled")
     add("--master-port", type=_port, default=protocol.MASTER_PORT, help="not dialled")
+    add("--enable-expert-parallel", action="store_true", help="accepted; changes nothing")
+    add("--data-parallel-size", type=_count, default=1, metavar="N", help="engines in this process, each its own cache")
+    add("--data-parallel-size-local", type=_count, default=1, metavar="N", help="accepted; changes nothing")
+    add("--data-parallel-start-rank", type=int, default=0, metavar="R", help="accepted; changes nothing")
+    add("--data-parallel-address", default="", help="not dialled")
+    add("--data-parallel-rpc-port", type=_port, default=protocol.DATA_PARALLEL_PORT, help="not dialled")
     add("--headless", action="store_true", help="a rank above 0: no HTTP, ends when asked")
 
 

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import os
 import signal
 import sys
 import time
 import traceback
-import uuid
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from twinpool.core.errors import TwinpoolError
 from twinpool.worker.engines.simulated import flags
-from twinpool.worker.engines.simulated.logic.engine import Engine
 from twinpool.worker.engines.simulated.shell.app import App
-from twinpool.worker.engines.simulated.shell.driver import Driver
 from twinpool.worker.engines.simulated.shell.http import Connection
-from twinpool.worker.engines.simulated.shell.publisher import Publisher
-from twinpool.worker.engines.simulated.shell.transfer import Holder, Puller
+from twinpool.worker.engines.simulated.shell.rank import BACKLOG, Rank, address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from twinpool.worker.engines.simulated.flags import Settings
-
-_BACKLOG = 2048
-
-
-class AddressRefused(TwinpoolError):
-    """An address that the engine should listen on cannot be had."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,65 +104,26 @@ async def running(settings: Settings, on_end: Callable[[], None] = lambda: None)
     AddressRefused
         When one of its addresses cannot be had.
     """
-    loop = asyncio.get_running_loop()
-    engine, engine_id, model = (
-        Engine(settings.limits, settings.pace, settings.drafting),
-        str(uuid.uuid4()),
-        settings.models[0],
-    )
-    puller = Puller(engine, model, settings.handshake_timeout, settings.time_scale)
-    events = settings.events
-    publisher = (
-        None
-        if events is None
-        else Publisher(events, settings.host, settings.limits.block_size, settings.faults.lose_events)
-    )
-    driver = Driver(engine, settings, puller, publisher)
-    app = App(settings, driver, engine_id)
+    ranks = [Rank(settings, number) for number in range(settings.data_parallel)]
+    app = App(settings, ranks)
     connections: set[Connection] = set()
-    servers: list[asyncio.Server] = []
+    server = None
     try:
-        with _address(settings.host, settings.port):
+        with address(settings.host, settings.port):
             make = functools.partial(Connection, app.handle, connections, settings.max_body_bytes)
-            servers.append(await loop.create_server(make, settings.host, settings.port, backlog=_BACKLOG))
-        if settings.connector:
-            holder = Holder(engine, engine_id, model, driver.wake)
-            with _address(settings.host, settings.side_channel_port):
-                servers.append(
-                    await asyncio.start_server(
-                        holder.serve, settings.host, settings.side_channel_port, backlog=_BACKLOG
-                    )
-                )
-        steps = asyncio.create_task(driver.run())
-        steps.add_done_callback(lambda _: on_end())
-        try:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(make, settings.host, settings.port, backlog=BACKLOG)
+        async with contextlib.AsyncExitStack() as stack:
+            for rank in ranks:
+                await stack.enter_async_context(rank.running(on_end))
             yield app
-        finally:
-            steps.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await steps
-            await puller.settled()
     finally:
-        for server in servers:
+        if server is not None:
             server.close()
         for connection in tuple(connections):
             connection.shut()
-        if publisher is not None:
-            await publisher.close()
-
-
-@contextlib.contextmanager
-def _address(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressRefused(
-                f"{host}:{port}: address already in use", "stop what listens there, or choose another port"
-            ) from None
-        raise AddressRefused(
-            f"cannot listen on {host}:{port}: {error.strerror}", "choose an address of this machine"
-        ) from None
+        for rank in ranks:
+            await rank.close()
 
 
 if __name__ == "__main__":

@@ -65,16 +65,19 @@ class Served:
     connector: bool
 
 
-def check_rank(header: str | None, ranks: int = 1) -> None:
-    """Check the data-parallel rank that a client asks for.
+def rank_of(header: str | None, ranks: int) -> int | None:
+    """Return the data-parallel rank that a client asks for; None when it leaves the choice to the engine.
 
     Raises
     ------
     Refused
         There is no such rank.
     """
-    if header is not None and not (header.isdecimal() and int(header) < ranks):
+    if header is None:
+        return None
+    if not (header.isdecimal() and int(header) < ranks):
         raise Refused(f"data_parallel_rank {header[:20]} is out of range [0, {ranks})")
+    return int(header)
 
 
 def parse(kind: Kind, body: object, served: Served) -> Call:

@@ -148,22 +148,32 @@ class Metrics:
         histogram = self._histograms.get(name)
         return self._values[name, label] if histogram is None else histogram.sum
 
-    def render(self, model: str) -> str:
-        """Return everything in Prometheus' text format (version 0.0.4)."""
-        common = f'engine="0",model_name="{_escaped(model)}"'
-        lines: list[str] = []
-        for family in self._families:
-            suffix = "_total" if family.kind == "counter" else ""
-            name = f"vllm:{family.name}{suffix}"
-            lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
-            if family.kind == "histogram":
-                lines += _histogram_lines(name, common, self._histograms[family.name])
-                continue
-            for (own, label), value in self._values.items():
-                if own == family.name:
-                    extra = f',{family.labels[0]}="{label}"' if family.labels else ""
-                    lines.append(f"{name}{{{common}{extra}}} {value}")
-        return "\n".join(lines) + "\n"
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Return the families that this engine has."""
+        return self._families
+
+    def lines(self, family: Family, name: str, common: str) -> list[str]:
+        """Return the samples of a family under ``name``, with ``common`` labels, in Prometheus' text format."""
+        if family.kind == "histogram":
+            return _histogram_lines(name, common, self._histograms[family.name])
+        values = [(label, value) for (own, label), value in self._values.items() if own == family.name]
+        extra = f',{family.labels[0]}="' if family.labels else ""
+        return [
+            f'{name}{{{common}{extra}{label}"}} {value}' if extra else f"{name}{{{common}}} {value}"
+            for label, value in values
+        ]
+
+
+def render(ranks: Sequence[Metrics], model: str) -> str:
+    """Return the metrics of all ranks in Prometheus' text format (version 0.0.4); ranks are vLLM's label ``engine``."""
+    lines: list[str] = []
+    for family in ranks[0].families:
+        name = f"vllm:{family.name}{'_total' if family.kind == 'counter' else ''}"
+        lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
+        for number, rank in enumerate(ranks):
+            lines += rank.lines(family, name, f'engine="{number}",model_name="{_escaped(model)}"')
+    return "\n".join(lines) + "\n"
 
 
 def _histogram_lines(name: str, common: str, histogram: Histogram) -> list[str]:

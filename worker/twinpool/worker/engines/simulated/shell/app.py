@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,16 @@ import msgspec
 from twinpool.core.errors import InvalidValue
 from twinpool.worker.engines.simulated.logic import answers, calls, faults, language
 from twinpool.worker.engines.simulated.logic.answers import Reply
+from twinpool.worker.engines.simulated.logic.metrics import render
 from twinpool.worker.engines.simulated.shell.call import RunningCall, created, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from twinpool.worker.engines.simulated.flags import Settings
     from twinpool.worker.engines.simulated.logic.engine import Engine
-    from twinpool.worker.engines.simulated.shell.driver import Driver
     from twinpool.worker.engines.simulated.shell.http import Exchange
+    from twinpool.worker.engines.simulated.shell.rank import Rank
 
 VERSION = "0.32.0+simulated"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -31,10 +33,9 @@ _REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,256}$")
 class App:
     """Routes requests; holds the calls that run, so that they can be ended."""
 
-    def __init__(self, settings: Settings, driver: Driver, engine_id: str) -> None:
+    def __init__(self, settings: Settings, ranks: Sequence[Rank]) -> None:
         self._settings = settings
-        self._driver = driver
-        self._engine_id = engine_id
+        self._ranks = ranks
         self._served = calls.Served(settings.models, settings.limits.max_model_len, settings.connector)
         self._running: set[RunningCall] = set()
         self._draining = False
@@ -55,8 +56,8 @@ class App:
 
     @property
     def engine(self) -> Engine:
-        """Return the engine itself, for its owner to look at."""
-        return self._driver.engine
+        """Return the first rank's engine, for its owner to look at."""
+        return self._ranks[0].engine
 
     def handle(self, exchange: Exchange) -> None:
         """Serve one request; every problem becomes an answer."""
@@ -71,7 +72,8 @@ class App:
 
     async def idle(self) -> None:
         """Wait until no call is unfinished."""
-        await self._driver.idle()
+        for rank in self._ranks:
+            await rank.driver.idle()
 
     def end(self) -> None:
         """End every call where it stands."""
@@ -98,12 +100,15 @@ class App:
             refused = calls.Refused("this error was asked for", wanted.status, "SimulatedFault")
             _json(exchange, refused.body(), refused.status)
         elif not wanted.hang:
-            calls.check_rank(exchange.request.headers.get("x-data-parallel-rank"))
+            asked = calls.rank_of(exchange.request.headers.get("x-data-parallel-rank"), len(self._ranks))
             call = calls.parse(kind, _body(exchange), self._served)
+            # As vLLM balances inside: who has the fewest requests.
+            rank = min(self._ranks, key=lambda each: each.engine.unfinished) if asked is None else self._ranks[asked]
+            start = functools.partial(self._start, call, exchange, wanted, rank)
             if wanted.slow:
-                self._start_later(call, exchange, wanted)
+                exchange.on_gone = asyncio.get_running_loop().call_later(wanted.slow, start).cancel
             else:
-                self._start(call, exchange, wanted)
+                start()
 
     def _faults(self, exchange: Exchange) -> faults.Faults:
         header = exchange.request.headers.get(faults.HEADER)
@@ -114,22 +119,17 @@ class App:
         except InvalidValue as error:
             raise calls.Refused(f"{faults.HEADER}: {error}") from None
 
-    def _start_later(self, call: calls.Call, exchange: Exchange, wanted: faults.Faults) -> None:
-        timer = asyncio.get_running_loop().call_later(wanted.slow, lambda: self._start(call, exchange, wanted))
-        exchange.on_gone = timer.cancel
-
-    def _start(self, call: calls.Call, exchange: Exchange, wanted: faults.Faults) -> None:
+    def _start(self, call: calls.Call, exchange: Exchange, wanted: faults.Faults, rank: Rank) -> None:
         given = exchange.request.headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
-        host, port = self._settings.host, self._settings.side_channel_port
-        reply = Reply(call, request_id, created(), host, port, self._engine_id)
-        running = RunningCall(call, reply, exchange, self._driver, wanted, self._running)
+        reply = Reply(call, request_id, created(), self._settings.host, rank.side_channel_port, rank.engine_id)
+        running = RunningCall(call, reply, exchange, rank.driver, wanted, self._running)
         running.start(submit=not self._draining)
 
     # The rest
 
     def _metrics(self, exchange: Exchange) -> None:
-        text = self._driver.engine.metrics.render(self._settings.models[0])
+        text = render([rank.engine.metrics for rank in self._ranks], self._settings.models[0])
         exchange.respond(200, text.encode(), _TEXT)
 
     def _models(self, exchange: Exchange) -> None:
@@ -169,8 +169,10 @@ class App:
         _json(exchange, {"prompt": language.decode(calls.tokens_of(body))})
 
     def _reset_prefix_cache(self, exchange: Exchange) -> None:
-        exchange.respond(200 if self._driver.engine.blocks.clear() else 503, b"")
-        self._driver.wake()
+        cleared = [rank.engine.blocks.clear() for rank in self._ranks]
+        exchange.respond(200 if all(cleared) else 503, b"")
+        for rank in self._ranks:
+            rank.driver.wake()
 
 
 def _empty(exchange: Exchange) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from twinpool.worker.engines.simulated.flags import EventSettings
 
 _END = (-1).to_bytes(8, "big", signed=True)
-_RANK = 0
 
 
 def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
@@ -54,25 +53,30 @@ def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
 class Publisher:
     """One PUB socket and, when asked for, one ROUTER socket for replays. ``tcp://*`` binds the pod's own address."""
 
-    def __init__(self, settings: EventSettings, host: str, block_size: int, lose: int | None = None) -> None:
+    def __init__(
+        self, settings: EventSettings, host: str, block_size: int, lose: int | None = None, *, rank: int = 0
+    ) -> None:
         # Publishing never waits: ZMQ drops for subscribers that are too slow, and a gap in the numbers tells them.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._topic = settings.topic.encode()
         self._block_size = block_size
+        self._rank = rank
         self._number = 0
         self._lose = lose
         self._recent: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
         self._pub = self._context.socket(zmq.PUB)
-        _attach(self._pub, settings.endpoint, host)
+        _attach(self._pub, settings.endpoint, host, rank)
         self._replay_task: asyncio.Task[None] | None = None
         if settings.replay_endpoint is not None:
             replay = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
-            _attach(replay, settings.replay_endpoint, host)
+            _attach(replay, settings.replay_endpoint, host, rank)
             self._replay_task = asyncio.create_task(self._serve_replays(replay))
 
     def publish(self, events: Sequence[CacheEvent], wall_time: float) -> None:
         """Publish one batch; ``wall_time`` in seconds since the epoch."""
-        payload = msgspec.msgpack.encode([wall_time, [event_map(event, self._block_size) for event in events], _RANK])
+        payload = msgspec.msgpack.encode(
+            [wall_time, [event_map(event, self._block_size) for event in events], self._rank]
+        )
         number = self._number.to_bytes(8, "big")
         self._number += 1
         self._recent.append((number, payload))
@@ -106,8 +110,10 @@ class Publisher:
         self._context.term()
 
 
-def _attach(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str, host: str) -> None:
-    """Bind or connect by vLLM's rule: an address with ``*`` is ours, any other is a collector's."""
+def _attach(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str, host: str, rank: int) -> None:
+    """Bind or connect by vLLM's rules: an address with ``*`` is ours, any other a collector's; each rank has a port."""
+    head, _, port = endpoint.rpartition(":")
+    endpoint = f"{head}:{int(port) + rank}" if port.isdecimal() else endpoint
     if "*" in endpoint:
         socket.bind(endpoint.replace("*", host))
     else:
