@@ -1,0 +1,1 @@
+"""The real vLLM under our launcher, beside the same vLLM alone."""
