@@ -25,6 +25,7 @@ from twinpool.core.resources import Resources as Resources
 from twinpool.core.rollout import Rollout as Rollout
 from twinpool.core.routing import Routing as Routing
 from twinpool.core.scaling import POOL_RULES, Scaling
+from twinpool.core.scheduling import Scheduling as Scheduling
 from twinpool.core.speculation import RoleSpeculation as RoleSpeculation
 from twinpool.core.speculation import Speculation as Speculation
 from twinpool.core.status import Condition as Condition
@@ -209,32 +210,6 @@ class RoleEngine(Part):
     image: str | None = Field(None, min_length=1, max_length=1024, description="Image for this role.")
     args: Arguments = Field((), description="Arguments for this role, after those of the pool.")
     env: Environment = Field((), description="Environment variables for this role; they win over the pool's.")
-
-
-class Toleration(Part):
-    """A taint that pods of the role may ignore, as in a pod."""
-
-    key: str | None = Field(None, max_length=317, description="Key of the taint.")
-    operator: Literal["Exists", "Equal"] | None = Field(None, description="Exists or Equal.")
-    value: str | None = Field(None, max_length=63, description="Value of the taint.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="Effect of the taint."
-    )
-    toleration_seconds: int | None = Field(None, description="How long to stay after a NoExecute taint, in seconds.")
-
-
-class Scheduling(Part):
-    """Where pods of the role may run."""
-
-    node_selector: dict[str, str] = Field(
-        default_factory=dict, max_length=64, description="Node labels that a node must have."
-    )
-    tolerations: tuple[Toleration, ...] = Field((), max_length=64, description="Taints that are tolerated.")
-    priority_class_name: str | None = Field(
-        None, min_length=1, max_length=253, description="Priority class of the pods."
-    )
-    scheduler_name: str | None = Field(None, min_length=1, max_length=253, description="Scheduler of the pods.")
-    runtime_class_name: str | None = Field(None, min_length=1, max_length=253, description="Runtime class of the pods.")
 
 
 #: GPUs of one replica, in CEL.
