@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -8,6 +9,7 @@ from twinpool.core.protocol import (
     RouterConfig,
     WorkerConfig,
     managed_flag,
+    managed_flag_pattern,
 )
 
 WORKER = WorkerConfig(
@@ -55,6 +57,24 @@ def test_every_managed_flag_is_found_in_each_spelling(flag: str) -> None:
         underscored = "--" + flag[2:].replace("-", "_")
         assert managed_flag(underscored) == flag
         assert managed_flag(f"{flag}.key") == flag
+
+
+@pytest.mark.parametrize("flag", MANAGED_FLAGS)
+def test_the_api_server_refuses_every_managed_flag_in_full_and_nothing_else(flag: str) -> None:
+    pattern = managed_flag_pattern()
+    for spelled in (flag, f"{flag}=1", f"{flag}.key=1", "--" + flag[2:].replace("-", "_") if flag[1] == "-" else flag):
+        assert re.match(pattern, spelled)
+    for other in (f"{flag}x", f"x{flag}", flag[:-1] if flag[:-1] not in MANAGED_FLAGS else "-", "-n2x", "--"):
+        assert not re.match(pattern, other)
+    assert re.match(pattern, "-n2")
+
+
+@pytest.mark.parametrize("flag", MANAGED_FLAGS)
+def test_whatever_begins_a_managed_flag_sets_one(flag: str) -> None:
+    for end in range(3 if flag.startswith("--") else 2, len(flag) + 1):
+        assert managed_flag(flag[:end]) in MANAGED_FLAGS
+        assert managed_flag(f"{flag[:end]}=x") in MANAGED_FLAGS
+    assert managed_flag(f"{flag}x") is None or f"{flag}x" in {other[: len(flag) + 1] for other in MANAGED_FLAGS}
 
 
 @pytest.mark.parametrize(

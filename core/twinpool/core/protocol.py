@@ -180,31 +180,45 @@ MANAGED_ENV: tuple[str, ...] = (
 )
 
 
-#: What an argument that names a flag begins with, and managed flags with their value glued to them (``-n2``): regular
-#: expressions of RE2 and Python alike.
-FLAG_PATTERN = "^--?[a-z]"
-GLUED_PATTERN = "^-[nr][0-9]+$"
+def managed_flag_pattern() -> str:
+    """Return a regular expression, RE2's and Python's, for arguments that set a managed flag in full, for the CRD.
+
+    Shared letters are written once: the API server estimates a rule's cost by the length of its pattern, and has no
+    room for abbreviations, which :func:`managed_flag` refuses in the launcher. A value may be glued to ``-n``.
+    """
+    long = _either([flag[2:] for flag in MANAGED_FLAGS if flag.startswith("--")])
+    short = _either([flag[1:] for flag in MANAGED_FLAGS if not flag.startswith("--")])
+    return f"^(--{long}|-{short})([=.]|$)|^-[nr][0-9]+$"
+
+
+def _either(words: list[str]) -> str:
+    """Return a pattern for exactly one of ``words``."""
+    by_letter: dict[str, list[str]] = {}
+    for word in words:
+        if word:
+            by_letter.setdefault(word[0], []).append(word[1:])
+    found = "|".join(letter.replace("-", "[-_]") + _either(rests) for letter, rests in by_letter.items())
+    if "" in words:
+        return f"({found})?" if found else ""
+    return f"({found})" if len(by_letter) > 1 else found
+
+
+_FLAG = re.compile("^--?[a-z]")
+_GLUED = re.compile("^-[nr][0-9]+$")
 
 
 def managed_flag(argument: str) -> str | None:
     """Return the managed flag that ``argument`` sets, or None when the argument is the user's own.
 
     argparse completes abbreviations (``--tensor-par``, ``-t``), so whatever begins a managed flag sets it; no flag of
-    vLLM's own does. :func:`managed_flag_rule` says the same to the API server.
+    vLLM's own does.
     """
-    if re.match(GLUED_PATTERN, argument):
+    if _GLUED.match(argument):
         return argument[:2]
-    if not re.match(FLAG_PATTERN, argument):
+    if not _FLAG.match(argument):
         return None
     name = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
     return next((flag for flag in (name, *MANAGED_FLAGS) if flag in MANAGED_FLAGS and flag.startswith(name)), None)
-
-
-def managed_flag_rule(argument: str) -> str:
-    """Return :func:`managed_flag` of the variable ``argument`` as a condition in CEL."""
-    name = f"{argument}.split('=', 2)[0].split('.', 2)[0].replace('_', '-')"
-    begins = f"{list(MANAGED_FLAGS)!r}.exists(f, f.startsWith({name}))"
-    return f"({argument}.matches('{FLAG_PATTERN}') && {begins} || {argument}.matches('{GLUED_PATTERN}'))"
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,8 @@ Arguments = Annotated[
         max_length=MAX_LIST,
         json_schema_extra=rules(
             rule(
-                f"!self.exists(a, {protocol.managed_flag_rule('a')})",
-                f"self.filter(a, {protocol.managed_flag_rule('a')})[0] + ' is set by Twinpool and cannot "
+                f"!self.exists(a, a.matches(r'{protocol.managed_flag_pattern()}'))",
+                f"self.filter(a, a.matches(r'{protocol.managed_flag_pattern()}'))[0] + ' is set by Twinpool and cannot "
                 "be given in args; use the field of the pool that stands for it (model, parallelism, handoff, "
                 "speculation)'",
                 computed=True,
