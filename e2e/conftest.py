@@ -21,7 +21,7 @@ from twinpool.localcluster.cluster import Cluster, ExternalCluster, LocalCluster
 from twinpool.localcluster.progress import Progress
 from twinpool.localengine import image as engine_images
 from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import MODELS, ensure_model
+from twinpool.localengine.models import MODELS, TINY, ensure_model
 
 # As in tests/conftest.py: pytest-asyncio would leave the loop open that Python 3.11 makes for whoever asks first.
 asyncio.set_event_loop(None)
@@ -100,6 +100,15 @@ def installed_engine(request: pytest.FixtureRequest) -> Engine:
         for model in MODELS.values():
             ensure_model(model, engine, Progress())
     return engine
+
+
+@pytest.fixture(scope="session")
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """vLLM for CPUs and the tiny model alone, for tests without a cluster."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        found = ensure_engine(Progress())
+        ensure_model(TINY, found, Progress())
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from twinpool.localcluster.progress import Progress
 from twinpool.localengine.image import serving_environment
-from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import TINY, ensure_model
+from twinpool.localengine.models import TINY
+from twinpool.localengine.pod import end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,14 +28,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 HOST = f"127.{224 + os.getpid() % 16}.{os.getpid() // 16 % 256}"
 REQUESTS = 40
-
-
-@pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest) -> Engine:
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        made = ensure_engine(Progress())
-        ensure_model(TINY, made, Progress())
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +53,6 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             assert time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
             time.sleep(0.2)
         yield f"http://{HOST}.9:8000"
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=20)
-    process.kill()
-    process.wait()
 
 
 def served(host: str, path: str, body: dict[str, object]) -> int:

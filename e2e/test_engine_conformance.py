@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from twinpool.core.protocol import ENGINE_PORT, WorkerConfig
-from twinpool.localcluster.progress import Progress
 from twinpool.localengine import conformance
 from twinpool.localengine.conformance import QUESTIONS
 from twinpool.localengine.image import serving_environment
-from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import TINY, ensure_model
+from twinpool.localengine.models import TINY
+from twinpool.localengine.pod import end
 from twinpool.worker.engines.command import Pod
 from twinpool.worker.engines.select import engine_command
 
@@ -60,11 +59,8 @@ def start(kind: str, number: int, engine: Engine, log: Path) -> tuple[str, subpr
 
 
 @pytest.fixture(scope="module")
-def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def hosts(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The addresses of a simulated and of a real prefill engine."""
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        engine = ensure_engine(Progress())
-        ensure_model(TINY, engine, Progress())
     logs = tmp_path_factory.mktemp("engines")
     with contextlib.ExitStack() as stack:
         started = []
@@ -82,14 +78,6 @@ def wait(host: str, process: subprocess.Popen[bytes], log: Path) -> None:
         assert process.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.5)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=30)
-    process.kill()
-    process.wait()
 
 
 def differences(hosts: list[str], question: conformance.Question) -> list[str]:

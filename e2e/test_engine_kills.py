@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 import urllib.error
@@ -15,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinpool.localcluster.progress import Progress
-from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import TINY, ensure_model
-from twinpool.localengine.pod import LauncherPod, tiny_config
+from twinpool.localengine.pod import LauncherPod, end, tiny_config
 from twinpool.worker.inject import inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from twinpool.localengine.layout import Engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -36,13 +34,8 @@ STREAMS, LENGTH = 8, 200
 
 
 @pytest.fixture(scope="module")
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[LauncherPod, LauncherPod]]:
+def pair(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LauncherPod, LauncherPod]]:
     """A prefill and a decode worker, both ready."""
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        engine = ensure_engine(Progress())
-        ensure_model(TINY, engine, Progress())
     folder = tmp_path_factory.mktemp("pods")
     zipapp = inject(folder)
     pods = []
@@ -55,13 +48,7 @@ def pair(
             pod.wait_ready()
         yield pods[0], pods[1]
     finally:
-        for pod in pods:
-            pod.process.terminate()
-        for pod in pods:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                pod.process.wait(timeout=60)
-            pod.process.kill()
-            pod.process.wait()
+        end(*(pod.process for pod in pods))
 
 
 @pytest.fixture(scope="module")

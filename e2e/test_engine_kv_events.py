@@ -15,10 +15,9 @@ import pytest
 
 from twinpool.core.blockhash import chain
 from twinpool.core.protocol import ENGINE_PORT, KV_EVENTS_PORT, KV_REPLAY_PORT, WorkerConfig
-from twinpool.localcluster.progress import Progress
 from twinpool.localengine.image import serving_environment
-from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import TINY, ensure_model
+from twinpool.localengine.models import TINY
+from twinpool.localengine.pod import end
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.index_view import ExactView
 from twinpool.router.shell.events import Followers
@@ -29,17 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from twinpool.localengine.layout import Engine
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 EVENTS, REPLAY = 5657 + os.getpid() % 400, 6157 + os.getpid() % 400
 
 
 @pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def host(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a vLLM that publishes KV events, with the flags that the launcher gives it."""
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        engine = ensure_engine(Progress())
-        ensure_model(TINY, engine, Progress())
     address = f"127.{208 + os.getpid() % 16}.{os.getpid() // 16 % 256}.9"
     config = WorkerConfig(
         pool="p",
@@ -68,11 +66,7 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         asyncio.run(until(lambda: healthy(address, process, log), 300))
         yield address
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=30)
-        process.kill()
-        process.wait()
+        end(process)
 
 
 def healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> bool:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from twinpool.localcluster.progress import Progress
 from twinpool.localengine import contract
 from twinpool.localengine.image import serving_environment
-from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import TINY, ensure_model
+from twinpool.localengine.models import TINY
 from twinpool.localengine.pod import LauncherPod, tiny_config
 from twinpool.worker.engines.command import Place, Pod
 from twinpool.worker.engines.vllm.flags import vllm_command
@@ -33,15 +31,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 NOTHING_REMOTE = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
-
-
-@pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """The installed vLLM; installing it shows its progress even where output is captured."""
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        installed = ensure_engine(Progress())
-        ensure_model(TINY, installed, Progress())
-    return installed
 
 
 @pytest.fixture(scope="module")

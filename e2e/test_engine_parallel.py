@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from twinpool.core.protocol import Leader
-from twinpool.localcluster.progress import Progress
-from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import TINY, ensure_model
-from twinpool.localengine.pod import LauncherPod, tiny_config
+from twinpool.localengine.pod import LauncherPod, end, tiny_config
 from twinpool.worker.inject import inject
 from twinpool.worker.logic import load
 
@@ -29,14 +24,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PROMPT = " ".join(f"word{i} alpha beta" for i in range(20))
-
-
-@pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest) -> Engine:
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        installed = ensure_engine(Progress())
-        ensure_model(TINY, installed, Progress())
-    return installed
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +41,7 @@ def start(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         return started[-1]
 
     yield _start
-    end(*started)
-
-
-def end(*pods: LauncherPod) -> None:
-    for pod in pods:
-        pod.process.terminate()
-    for pod in pods:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            pod.process.wait(timeout=60)
-        pod.process.kill()
-        pod.process.wait()
+    end(*(pod.process for pod in started))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +51,7 @@ def alone(start: Callable[..., LauncherPod]) -> str:
     pod.wait_ready()
     text = answer(pod)
     assert pod.get("/preflight")[0] == 404, "one rank has no links"
-    end(pod)
+    end(pod.process)
     return text
 
 
@@ -121,7 +98,7 @@ def test_two_copies_in_one_pod_answer_as_one_does(start: Callable[..., LauncherP
     pod = start(data=2)
     pod.wait_ready()
     check_copies(pod, alone)
-    end(pod)
+    end(pod.process)
 
 
 def test_two_copies_in_two_pods_have_one_endpoint(
@@ -129,7 +106,7 @@ def test_two_copies_in_two_pods_have_one_endpoint(
 ) -> None:
     pods = group(start, tmp_path / "leader", data=2)
     check_copies(pods[0], alone)
-    end(*pods)
+    end(*(pod.process for pod in pods))
 
 
 def test_two_ranks_in_one_pod_answer_as_one_does(start: Callable[..., LauncherPod], alone: str) -> None:
@@ -141,7 +118,7 @@ def test_two_ranks_in_one_pod_answer_as_one_does(start: Callable[..., LauncherPo
     assert (code, found["outcome"], found["backend"], found["world"]) == (200, "passed", "gloo", 2)
     assert len(found["links"]) == 1
     assert 'twinpool_worker_preflight_outcome{outcome="passed"} 1' in pod.get("/metrics")[1]
-    end(pod)
+    end(pod.process)
 
 
 def test_two_ranks_in_two_pods_are_one_and_a_lost_one_restarts_both(
@@ -174,4 +151,4 @@ def test_two_ranks_in_two_pods_are_one_and_a_lost_one_restarts_both(
     assert answer(pods[0]) == alone
     assert [pod.status()["epoch"] for pod in pods] == [3, 3]
     assert 'twinpool_worker_engine_losses_total{cause="OutOfMemory"} 1' in pods[0].get("/metrics")[1]
-    end(*pods)
+    end(*(pod.process for pod in pods))

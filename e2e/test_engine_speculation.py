@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinpool.localcluster.progress import Progress
-from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import TINY, ensure_model
-from twinpool.localengine.pod import LauncherPod, tiny_config
+from twinpool.localengine.pod import LauncherPod, end, tiny_config
 from twinpool.worker.inject import inject
 from twinpool.worker.logic import load
 
@@ -28,14 +24,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 #: The tiny model's weights are random: it soon says the same again and again, which n-grams foresee.
 PROMPT = " ".join(f"word{i} alpha beta" for i in range(20))
 LENGTH = 300
-
-
-@pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest) -> Engine:
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        installed = ensure_engine(Progress())
-        ensure_model(TINY, installed, Progress())
-    return installed
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +45,7 @@ def serve(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             pod.wait_ready()
             yield pod
         finally:
-            pod.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                pod.process.wait(timeout=60)
-            pod.process.kill()
-            pod.process.wait()
+            end(pod.process)
 
     return _serve
 

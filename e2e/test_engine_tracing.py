@@ -16,16 +16,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
 from twinpool.demo.client import get, post
-from twinpool.localcluster.progress import Progress
 from twinpool.localcluster.waiting import wait_until
-from twinpool.localengine.install import ensure_engine
-from twinpool.localengine.models import TINY, ensure_model
-from twinpool.localengine.pod import LauncherPod, tiny_config
+from twinpool.localengine.pod import LauncherPod, end, tiny_config
 from twinpool.worker.inject import inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from twinpool.localengine.layout import Engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -77,28 +76,9 @@ def collector() -> Iterator[Collector]:
         thread.join()
 
 
-@contextlib.contextmanager
-def running(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=60)
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture(scope="module")
-def router(
-    request: pytest.FixtureRequest, collector: Collector, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def router(engine: Engine, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A router before a prefill and a decode worker, all of which trace."""
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        engine = ensure_engine(Progress())
-        ensure_model(TINY, engine, Progress())
     folder: Path = tmp_path_factory.mktemp("traced")
     zipapp = inject(folder)
     pods = []
@@ -111,14 +91,15 @@ def router(
     )
     config = RouterConfig("p", "n", ("tiny",), drain_timeout=5.0, tracing_url=collector.url, tracing_sampling=0.0)
     command = [sys.executable, "-m", "twinpool.router", "--host", address(3), "--endpoints", str(workers)]
-    with running(*(pod.process for pod in pods)):
+    with contextlib.ExitStack() as stack:
+        stack.callback(end, *(pod.process for pod in pods))
         for pod in pods:
             pod.wait_ready()
         environment = {**os.environ, ROUTER_CONFIG_ENV: config.to_json(), "POD_IP": address(3)}
         process = subprocess.Popen(command, env=environment)
-        with running(process):
-            wait_until(lambda: _admits_both(address(3)), 60, "the router admits both workers")
-            yield f"http://{address(3)}:8000"
+        stack.callback(end, process)
+        wait_until(lambda: _admits_both(address(3)), 60, "the router admits both workers")
+        yield f"http://{address(3)}:8000"
 
 
 def _admits_both(host: str) -> bool:

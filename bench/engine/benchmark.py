@@ -63,7 +63,7 @@ def cells(quick: bool) -> Iterator[list[Cell]]:
                 unit="CPU s / 1k tokens",
                 ours=lambda body=body: _sample(ours.process.pid, _OURS, body, quick),  # type: ignore[misc]
                 beside=lambda body=body: _sample(beside.pid, _BESIDE, body, quick),  # type: ignore[misc]
-                bar=Bar("ratio", at_most=1.25),
+                bar=Bar("ratio", at_most=1.1),
                 note=_NOTE,
             )
             for what, body in (

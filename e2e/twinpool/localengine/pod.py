@@ -5,6 +5,7 @@ What the end-to-end tests of the engine start and look at.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -127,3 +128,14 @@ class LauncherPod:
         """Return where the tokens of prompts came from so far."""
         lines = [line for line in self.metrics().splitlines() if "prompt_tokens_by_source_total{" in line]
         return {line.split('source="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+
+
+def end(*processes: subprocess.Popen[bytes]) -> None:
+    """Ask processes to end, all at once, and kill those that have not within a minute."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=60)
+        process.kill()
+        process.wait()
