@@ -35,7 +35,7 @@ from twinpool.demo.scenario import OPERATOR_NAMESPACE, condition, pods, pool, ro
 from twinpool.localcluster.progress import Progress
 from twinpool.localcluster.prometheus import Prometheus, ensure_prometheus, running
 from twinpool.localcluster.waiting import wait_until
-from twinpool.worker.engines.simulated.logic.metrics import FAMILIES
+from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, SPECULATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +90,8 @@ def served(twinpool: Cluster) -> Iterator[Served]:
     document = yaml.safe_load((ROOT / "examples" / "simulated.yaml").read_text())
     document["metadata"]["name"] = NAME
     document["spec"]["decode"]["replicas"] = 2
+    document["spec"]["speculation"] = {"method": "ngram"}
+    document["spec"]["decode"]["speculation"] = {"tokens": 3}
     document["spec"].setdefault("engine", {})["kvEvents"] = True
     document["spec"].setdefault("routing", {})["policy"] = "price"
     with twinpool.fresh_namespace() as namespace:
@@ -147,7 +149,7 @@ def families(served: Served) -> Iterator[tuple[str, Family]]:
 
 
 def test_every_series_is_declared_and_every_declared_one_is_seen(served: Served) -> None:
-    engine = {f"vllm:{family.name}" for family in FAMILIES}
+    engine = {f"vllm:{family.name}" for family in (*FAMILIES, *SPECULATION)}
     seen, values, series = set(), defaultdict(set), defaultdict(int)
     for address, family in families(served):
         if family.name in engine:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.demo.client import post, stream
+from twinpool.demo.scenario import is_ready
 from twinpool.localcluster.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Load:
     def _look(self) -> None:
         selector = f"{protocol.LABEL_POOL}={self._pool},{protocol.LABEL_ROLE}=router"
         pods: Sequence[Any] = self._cluster.json("-n", self._namespace, "get", "pods", "-l", selector)["items"]
-        self._routers = tuple(pod["status"]["podIP"] for pod in pods if _ready(pod))
+        self._routers = tuple(pod["status"]["podIP"] for pod in pods if is_ready(pod))
 
     def _look_on(self) -> None:
         while not self._stop.wait(_LOOK):
@@ -105,11 +106,6 @@ class Load:
                 self.failures.append(f"{'stream' if streamed else 'request'} after {took:.1f} s: {wrong}")
             else:
                 self.answered += 1
-
-
-def _ready(pod: Any) -> bool:
-    conditions = {item["type"]: item["status"] for item in pod["status"].get("conditions", ())}
-    return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
 
 
 def _text(url: str, body: dict[str, Any]) -> str:

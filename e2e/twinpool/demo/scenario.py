@@ -129,10 +129,17 @@ def pods(cluster: Cluster, namespace: str, pool_name: str, role: str) -> list[di
     return [item for item in items if item["status"].get("podIP") and not item["metadata"].get("deletionTimestamp")]
 
 
+def is_ready(pod: Any) -> bool:
+    """Return whether a Service would send requests to a pod."""
+    conditions = {entry["type"]: entry["status"] for entry in pod["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+
 def router_url(cluster: Cluster, namespace: str, pool_name: str) -> str:
-    """Return the address of one router pod, which this machine reaches directly."""
-    (first, *_) = pods(cluster, namespace, pool_name, "router")
-    return f"http://{first['status']['podIP']}:{protocol.ROUTER_PORT}"
+    """Return the address of one router pod, a ready one if there is one, which this machine reaches directly."""
+    found = pods(cluster, namespace, pool_name, "router")
+    chosen = next(filter(is_ready, found), found[0])
+    return f"http://{chosen['status']['podIP']}:{protocol.ROUTER_PORT}"
 
 
 def decode_metrics(cluster: Cluster, namespace: str, pool_name: str) -> str:
