@@ -80,7 +80,7 @@ def selector(kind: str) -> str:
 
 #: Objects that one answer of a list holds, and seconds for which kopf keeps the last event of an object. Both bound how
 #: many whole objects are in memory at once, of which the caches keep a small part: starting with 500 pools and
-#: 5,000 pods took 700 MiB without, which the process then kept, and 220 MiB with (``make bench NAME=operator``).
+#: 5,000 pods took 700 MiB without, which the process then kept, and 230 MiB with (``make bench NAME=operator``).
 LIST_CHUNK = 250
 IDLE_TIMEOUT = 0.1
 
