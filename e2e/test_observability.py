@@ -35,7 +35,7 @@ from twinpool.demo.scenario import OPERATOR_NAMESPACE, condition, pods, pool, ro
 from twinpool.localcluster.progress import Progress
 from twinpool.localcluster.prometheus import Prometheus, ensure_prometheus, running
 from twinpool.localcluster.waiting import wait_until
-from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, SPECULATION
+from twinpool.worker.engines.simulated.logic.metrics import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +54,8 @@ UNSEEN = {
     "twinpool_router_key_tokens_total": "the same",
     "twinpool_router_endpoint_suspect": "no worker failed",
     "twinpool_operator_pool_needed_groups": "the pool does not scale",
+    "twinpool_worker_speculation_acceptance_ratio": "the pool does not speculate",
+    "twinpool_worker_speculation_tokens_per_step": "the same",
     "twinpool_worker_preflight_outcome": "a group of one pod with one rank has no preflight",
     "twinpool_worker_preflight_bus_bandwidth_bytes_per_second": "the same",
     "twinpool_worker_preflight_collective_seconds": "the same",
@@ -90,8 +92,6 @@ def served(twinpool: Cluster) -> Iterator[Served]:
     document = yaml.safe_load((ROOT / "examples" / "simulated.yaml").read_text())
     document["metadata"]["name"] = NAME
     document["spec"]["decode"]["replicas"] = 2
-    document["spec"]["speculation"] = {"method": "ngram"}
-    document["spec"]["decode"]["speculation"] = {"tokens": 3}
     document["spec"].setdefault("engine", {})["kvEvents"] = True
     document["spec"].setdefault("routing", {})["policy"] = "price"
     with twinpool.fresh_namespace() as namespace:
@@ -149,7 +149,7 @@ def families(served: Served) -> Iterator[tuple[str, Family]]:
 
 
 def test_every_series_is_declared_and_every_declared_one_is_seen(served: Served) -> None:
-    engine = {f"vllm:{family.name}" for family in (*FAMILIES, *SPECULATION)}
+    engine = {f"vllm:{family.name}" for family in FAMILIES}
     seen, values, series = set(), defaultdict(set), defaultdict(int)
     for address, family in families(served):
         if family.name in engine:

@@ -11,12 +11,15 @@ import yaml
 from twinpool.core import protocol
 from twinpool.demo.client import post, stream
 from twinpool.demo.scenario import condition, pool, router_url
-from twinpool.localcluster.waiting import wait_until
+from twinpool.localcluster.waiting import WaitTimeout, wait_until
 
 if TYPE_CHECKING:
     from twinpool.localcluster.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
+
+#: Prefill and decode groups before and after.
+Change = tuple[tuple[int, int], tuple[int, int]]
 
 NAME, MODEL = "elastic", "simulated-model"
 #: GPUs (on the CPU: ranks) that all groups together may hold.
@@ -137,17 +140,22 @@ class Elastic:
         wait_until(lambda: test(*self.target()), seconds, f"the target has {what}; it is {self.target()}")
         return self.target()
 
-    def await_decision(self, test: Any, seconds: float = 120) -> tuple[tuple[int, int], tuple[int, int]]:
+    def await_decision(self, test: Any, seconds: float = 120) -> Change:
         """Return the numbers before and after the newest change that ``test`` takes."""
 
-        def changes() -> list[Any]:
-            made = self.status().get("scaling", {}).get("decisions", [])
-            pairs = [[(item[k]["prefill"], item[k]["decode"]) for k in ("before", "after")] for item in made]
-            return [tuple(pair) for pair in pairs if test(*pair)]
+        def found() -> list[Change]:
+            return [change for change in self.decisions() if test(*change)]
 
-        wait_until(changes, seconds, f"the numbers change as foreseen; the last ones were {self.status()['scaling']}")
-        found: tuple[tuple[int, int], tuple[int, int]] = changes()[0]
-        return found
+        try:
+            wait_until(found, seconds, "the numbers change as foreseen")
+        except WaitTimeout as error:
+            raise AssertionError(f"{error}: {self.status().get('scaling')}") from None
+        return found()[0]
+
+    def decisions(self) -> list[Change]:
+        """Return the numbers before and after each change, newest first."""
+        made = self.status().get("scaling", {}).get("decisions", [])
+        return [tuple((item[k]["prefill"], item[k]["decode"]) for k in ("before", "after")) for item in made]
 
     def await_routable(self, test: Any, what: str, seconds: float = 150) -> None:
         wait_until(lambda: test(*self.routable()), seconds, f"there are {what} routable groups")
@@ -158,7 +166,7 @@ def elastic(twinpool: Cluster, namespace: str) -> Elastic:
     return Elastic(twinpool, namespace)
 
 
-def test_a_length_shift_moves_the_ratio_in_one_write_within_the_budget_and_over_a_dead_operator(
+def test_a_length_shift_moves_the_ratio_within_the_budget_and_over_a_dead_operator(
     elastic: Elastic,
 ) -> None:
     elastic.apply()
@@ -168,13 +176,14 @@ def test_a_length_shift_moves_the_ratio_in_one_write_within_the_budget_and_over_
         elastic.await_target(lambda p, d: p <= 2 and d >= 3, "more decode than prefill")
         elastic.await_routable(lambda _, d: d >= 3, "3 decode")
         traffic.shape = READING
-        # Both numbers in one write.
-        before, after = elastic.await_decision(lambda old, new: new[0] > old[0] and new[1] < old[1])
-        assert sum(after) <= BUDGET >= sum(before)
+        # Each decision is one write of both numbers. Whether the shift takes one or two depends on where it falls in
+        # the window: prefill may be seen to need more before decode is seen to need less, or after.
+        elastic.await_decision(lambda old, new: new[0] > old[0] and new[0] >= 2)
         operator = ("-n", "twinpool-system", "delete", "pod", "--all", "--force", "--grace-period=0", "--wait=false")
         elastic.cluster.kubectl(*operator)
         elastic.await_routable(lambda p, d: p >= 3 and d <= 2, "3 prefill and fewer decode")
     assert watch.most <= BUDGET
+    assert all(sum(pair) <= BUDGET for change in elastic.decisions() for pair in change)
     assert traffic.failures == []
     assert traffic.answered
     assert condition(pool(elastic.cluster, elastic.namespace, NAME), "ScalingActive")["status"] == "True"
