@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.options import Context, Namespace, Output  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.placement import (
     TERMS,
-    KubeContext,
     Links,
-    Namespace,
-    Output,
     Seen,
     TopologyName,
     from_cluster,
@@ -44,7 +42,7 @@ def defragment(
         float, Parameter(help="What a move must win at least for each GPU of its group, in GPUs worth nothing.")
     ] = LEAST,
     namespace: Namespace = "",
-    kube_context: KubeContext = "",
+    kube_context: Context = "",
     topology: TopologyName = AUTO,
     links: Links = "",
     output: Output = "text",

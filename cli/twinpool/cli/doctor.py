@@ -12,8 +12,9 @@ from cyclopts import Parameter
 from twinpool.cli.checks import CRD, Answer, Evidence, Unread, findings, secret_names
 from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl, KubectlFailed
+from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import RESOURCE, observe
-from twinpool.cli.table import Context, Format, Namespace, write_table, write_value
+from twinpool.cli.table import write_table, write_value
 from twinpool.core import protocol
 from twinpool.operator.logic import names
 

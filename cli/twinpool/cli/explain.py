@@ -14,7 +14,8 @@ from rich.console import Console
 from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.live.watcher import Watcher
-from twinpool.cli.placement import KubeContext, Links, Namespace, Output, TopologyName, explain_placement
+from twinpool.cli.options import Context, Namespace, Output  # noqa: TC001 - read at run time by cyclopts
+from twinpool.cli.placement import Links, TopologyName, explain_placement
 from twinpool.cli.pools import observe
 from twinpool.cli.scaling import explained
 from twinpool.cli.slowness import observation
@@ -43,7 +44,7 @@ def explain(
     ] = False,
     seconds: Annotated[float, Parameter(help="How long to watch the pool.")] = 30.0,
     namespace: Namespace = "",
-    kube_context: KubeContext = "",
+    kube_context: Context = "",
     topology: TopologyName = AUTO,
     links: Links = "",
     output: Output = "text",

@@ -10,12 +10,13 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.options import Context, Namespace, Output  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import RESOURCE, from_file, observe, with_manifest
 from twinpool.cli.seconds import cost_lines, costs_json
 from twinpool.cli.sizing import Asked, served, sizing
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
     from twinpool.operator.logic.placement.model import SlowLinks
     from twinpool.operator.logic.placement.reading import Held
 
-Output = Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"], help="text or json.")]
-Namespace = Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool; default: kubectl's.")]
-KubeContext = Annotated[str, Parameter(name="--context", help="Context of the kubeconfig; default: kubectl's.")]
 Links = Annotated[str, Parameter(help=f"As the operator's --links: {LINKS_HELP}.")]
 TopologyName = Annotated[str, Parameter(help="Preset, or LEVEL=LABEL,..., as the operator's --topology.")]
 
@@ -93,7 +91,7 @@ def plan(
         Parameter(help="Nodes (and pods) from `kubectl get nodes,pods -A -o yaml`, instead of a cluster's."),
     ] = None,
     namespace: Namespace = "",
-    kube_context: KubeContext = "",
+    kube_context: Context = "",
     topology: TopologyName = AUTO,
     links: Links = "",
     model_config: Annotated[

@@ -7,11 +7,12 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.options import Context, Namespace, Output  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import RESOURCE, observe, with_manifest
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 app = App(name="rollout", help="See, foresee and steer how a pool moves to a new revision.")
 
 Pool = Annotated[str, Parameter(help="Name of the pool.")]
-Namespace = Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool; default: kubectl's.")]
-Context = Annotated[str, Parameter(name="--context", help="Context of the kubeconfig; default: kubectl's.")]
-Output = Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"], help="text or json.")]
 
 #: Blocks of the spec that an undo puts back.
 _BLOCKS = ("model", "engine", "handoff", *protocol.ROLES)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import RESOURCE, observe
-from twinpool.cli.table import Context, Format, Namespace, write_table, write_value
+from twinpool.cli.table import write_table, write_value
 from twinpool.core import protocol
 
 if TYPE_CHECKING:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Format = Annotated[Literal["text", "json", "yaml"], Parameter(name=["--output", "-o"], help="text, json or yaml.")]
-Namespace = Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool; default: kubectl's.")]
-Context = Annotated[str, Parameter(name="--context", help="Context of the kubeconfig; default: kubectl's.")]
 
 #: Words that stand out on a terminal, by colour.
 _COLOURS = {"ok": "green", "True": "green", "serving": "green", "failed": "red", "False": "red", "unknown": "yellow"}

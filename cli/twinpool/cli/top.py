@@ -15,7 +15,8 @@ from rich.text import Text
 from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.live.watcher import EVERY, Watcher
-from twinpool.cli.table import Context, Format, Namespace, write_table, write_value
+from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
+from twinpool.cli.table import write_table, write_value
 from twinpool.core.errors import TwinpoolError
 
 if TYPE_CHECKING:

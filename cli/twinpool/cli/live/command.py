@@ -14,6 +14,7 @@ from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.live.server import Server
 from twinpool.cli.live.watcher import Watcher
+from twinpool.cli.options import Context, Namespace  # noqa: TC001 - read at run time by cyclopts
 
 
 def live(
@@ -21,8 +22,8 @@ def live(
     *,
     port: int = 8787,
     browser: Annotated[bool, Parameter(name="--open", negative="")] = False,
-    namespace: Annotated[str, Parameter(name=["--namespace", "-n"])] = "",
-    context: str = "",
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> int:
     """Show a pool at work on a page of this machine: its graph, where requests are, latencies, KV handed over.
 
@@ -36,10 +37,6 @@ def live(
         Port on 127.0.0.1; 0 takes any that is free.
     browser
         Open the page in a browser.
-    namespace
-        Namespace of the pool; kubectl's own default when not given.
-    context
-        Context of kubectl's configuration.
     """
     kubectl = Kubectl(namespace, context)
     with Forwards(kubectl) as forwards, Server(port, watcher := Watcher(kubectl, forwards, pool)) as server:

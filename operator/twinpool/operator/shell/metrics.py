@@ -42,14 +42,15 @@ class Pools(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield all metrics of pools (prometheus-client)."""
-        for name, metric in METRICS.items():
-            if name.startswith(_OF_POOLS):
-                family = GaugeMetricFamily(name, metric.text, labels=metric.label_names)
-                for key, figures in self._figures.items():
-                    for figure in figures:
-                        if name == _OF_POOLS + figure.metric:
-                            family.add_metric([*key, *figure.labels], figure.value)
-                yield family
+        families = {
+            name.removeprefix(_OF_POOLS): GaugeMetricFamily(name, metric.text, labels=metric.label_names)
+            for name, metric in METRICS.items()
+            if name.startswith(_OF_POOLS)
+        }
+        for key, figures in self._figures.items():
+            for figure in figures:
+                families[figure.metric].add_metric([*key, *figure.labels], figure.value)
+        yield from families.values()
 
 
 class Metrics:
