@@ -21,7 +21,7 @@ PYTEST_ARGS ?=
 JOBS ?= $(shell nproc)
 E2E_JOBS ?= 2
 
-.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate bench placement-clusters placement-growth pictures soak clean requirements
+.PHONY: help setup demo down test unit e2e e2e-vllm check fix generate docs bench placement-clusters placement-growth pictures soak clean requirements
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -59,6 +59,8 @@ check: setup ## format, lint, types, dependency rules, freshness of generated fi
 	@$(VENV)/bin/mypy
 	@PYTHONPATH=core:operator:router:worker:simulate:cli:e2e $(VENV)/bin/lint-imports --no-cache | tail -4
 	@$(VENV)/bin/twinpool crd --check $(CRD)
+	@$(VENV)/bin/twinpool crd -o markdown --check docs/api.md
+	@$(VENV)/bin/twinpool manual --check docs/cli.md
 	@$(VENV)/bin/twinpool metrics --check docs/metrics.md
 	@$(VENV)/bin/twinpool crd --check $(CHART_CRD)
 	@$(RUN) -m monitoring check
@@ -67,9 +69,15 @@ fix: setup ## format, and mend what ruff can mend
 	@$(VENV)/bin/ruff format --quiet .
 	@$(VENV)/bin/ruff check --fix --quiet .
 
+docs: setup ## make pages of the documentation in dist/docs (a warning or a link to nowhere fails it)
+	@$(RUN) -m sphinx --quiet --fail-on-warning --keep-going -c docs -b html . dist/docs
+	@echo "open dist/docs/index.html"
+
 generate: setup ## write the generated files again
 	@$(VENV)/bin/twinpool crd > $(CRD).new && mv $(CRD).new $(CRD)
+	@$(VENV)/bin/twinpool manual > docs/cli.md.new && mv docs/cli.md.new docs/cli.md
 	@$(VENV)/bin/twinpool metrics > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
+	@$(VENV)/bin/twinpool crd -o markdown > docs/api.md.new && mv docs/api.md.new docs/api.md
 	@cp $(CRD) $(CHART_CRD)
 	@$(RUN) -m monitoring write
 

@@ -23,16 +23,22 @@ spec: {model: {name: m, flavour: vanilla}, decode: {replicas: 1, drainTimeout: "
 
 
 def test_the_committed_crd_is_fresh() -> None:
-    check_fresh(ROOT / "crds" / "inferencepools.serving.twinpool.dev.yaml")
+    check_fresh(ROOT / "crds" / "inferencepools.serving.twinpool.dev.yaml", crd_yaml(), "spec.py")
 
 
 def test_a_stale_crd_is_found(tmp_path: Path) -> None:
     stale = tmp_path / "crd.yaml"
     stale.write_text(crd_yaml().replace("tpool", "tp"))
     with pytest.raises(Stale, match="make generate"):
-        check_fresh(stale)
+        check_fresh(stale, crd_yaml(), "spec.py")
     with pytest.raises(Stale):
-        check_fresh(tmp_path / "missing.yaml")
+        check_fresh(tmp_path / "missing.yaml", crd_yaml(), "spec.py")
+
+
+def test_the_committed_reference_is_fresh(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["crd", "-o", "markdown", "--check", str(ROOT / "docs" / "api.md")]) == 0
+    assert main(["crd", "-o", "markdown", "--check", str(ROOT / "README.md")]) == 1
+    assert "make generate" in capsys.readouterr().err
 
 
 def test_crd_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

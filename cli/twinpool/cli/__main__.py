@@ -23,6 +23,7 @@ from twinpool.cli.defragment import defragment
 from twinpool.cli.doctor import doctor
 from twinpool.cli.explain import explain
 from twinpool.cli.live.command import live
+from twinpool.cli.manual import manual_page
 from twinpool.cli.metrics import metrics
 from twinpool.cli.placement import plan
 from twinpool.cli.rollout import app as rollout
@@ -30,6 +31,7 @@ from twinpool.cli.simulate import simulate
 from twinpool.cli.status import status
 from twinpool.cli.top import top
 from twinpool.cli.validate import validate as validate_stream
+from twinpool.core import reference
 from twinpool.core.errors import TwinpoolError
 
 app = App(
@@ -50,18 +52,25 @@ app.command(live)
 
 
 @app.command
-def crd(*, check: Path | None = None) -> int:
+def crd(
+    *,
+    check: Path | None = None,
+    output: Annotated[Literal["yaml", "markdown"], Parameter(name=["--output", "-o"])] = "yaml",
+) -> int:
     """Print the CustomResourceDefinition of InferencePool.
 
     Parameters
     ----------
     check
         Compare this file with what would be printed, and fail when it differs.
+    output
+        The definition as YAML, or its fields as a page to read.
     """
+    text = crd_yaml() if output == "yaml" else reference.markdown()
     if check is None:
-        sys.stdout.write(crd_yaml())
-        return 0
-    check_fresh(check)
+        sys.stdout.write(text)
+    else:
+        check_fresh(check, text, "core/twinpool/core/spec.py")
     return 0
 
 
@@ -69,6 +78,23 @@ def crd(*, check: Path | None = None) -> int:
 def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
     """Print the completion of a shell: `source <(twinpool completion bash)`."""
     sys.stdout.write(app.generate_completion(prog_name="twinpool", shell=shell))
+    return 0
+
+
+@app.command
+def manual(*, check: Path | None = None) -> int:
+    """Print every command with its options as a page, as it is in `docs/cli.md`.
+
+    Parameters
+    ----------
+    check
+        Compare this file with what would be printed, and fail when it differs.
+    """
+    text = manual_page(app)
+    if check is None:
+        sys.stdout.write(text)
+    else:
+        check_fresh(check, text, "cli/twinpool/cli")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from twinpool.cli.crd import Stale
+from twinpool.cli.crd import check_fresh
 from twinpool.core.metrics.page import DECLARED, markdown
 
 
@@ -34,10 +34,7 @@ def metrics(
         When the file is missing or differs.
     """
     if check is not None:
-        if not check.exists() or check.read_text() != markdown():
-            raise Stale(
-                f"{check} is not what core/twinpool/core/metrics declares", "run `make generate` and commit the result"
-            )
+        check_fresh(check, markdown(), "core/twinpool/core/metrics")
     elif output == "json":
         sys.stdout.write(json.dumps([asdict(metric) for metric in DECLARED.values()]) + "\n")
     else:
