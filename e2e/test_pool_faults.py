@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from twinpool.demo.client import post
+from twinpool.core import protocol
+from twinpool.demo.client import get, post, stream
 from twinpool.demo.scenario import condition, pods, pool, router_url
 from twinpool.localcluster.waiting import wait_until
 
@@ -134,6 +136,51 @@ def test_prefill_killed_under_load_fails_nobody_silently(
     assert not any(thread.is_alive() for thread in clients), "a client hangs"
     assert set(outcomes) <= {"right", "error"}, outcomes
     assert outcomes.count("right") > len(outcomes) / 2
+
+
+def test_streams_of_a_killed_decode_worker_go_on_at_the_other_one(twinpool: Cluster, namespace: str) -> None:
+    """With ``routing.continuation``, greedy completions end as if nothing had happened; a chat gets an error event."""
+    slow = {"replicas": 2, "engine": {"args": ["--tokens-per-second=20"]}}
+    text = manifest("goes-on", {"replicas": 1}, slow, routing={"continuation": True, "policy": "round-robin"})
+    twinpool.kubectl("-n", namespace, "apply", "-f", "-", input=text)
+    wait_until(lambda: condition(pool(twinpool, namespace, "goes-on"), "Ready").get("status") == "True", 60, "ready")
+    base = router_url(twinpool, namespace, "goes-on")
+    asked = {"model": MODEL, "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+    options = {"stream_options": {"include_usage": True}}
+    prompts = [f"this is told to the end, part {number}" for number in range(6)]
+    begun = threading.Semaphore(0)
+
+    def tell(prompt: str) -> tuple[str, int]:
+        got, tokens = "", 0
+        for event in stream(f"{base}/v1/completions", {**asked, **options, "prompt": prompt}):
+            got += event["choices"][0]["text"] if event["choices"] else ""
+            tokens = (event.get("usage") or {}).get("completion_tokens", 0)
+            begun.release()
+        return got, tokens
+
+    with ThreadPoolExecutor(2 * len(prompts)) as threads:
+        undisturbed = list(threads.map(tell, prompts))
+        while begun.acquire(blocking=False):
+            pass
+        disturbed = [threads.submit(tell, prompt) for prompt in prompts]
+        chats = [
+            threads.submit(post, f"{base}/v1/chat/completions", {
+                "model": MODEL, "max_tokens": 120, "stream": True, "messages": [{"role": "user", "content": prompt}],
+            })
+            for prompt in prompts
+        ]  # fmt: skip
+        for _ in range(20 * len(prompts)):
+            assert begun.acquire(timeout=30), "the streams are under way"
+        victim = pods(twinpool, namespace, "goes-on", "decode")[0]["metadata"]["name"]
+        find = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline | grep -q simulate && kill -9 ${p#/proc/}; done"
+        twinpool.kubectl("-n", namespace, "exec", victim, "-c", "engine", "--", "sh", "-c", find, check=False)
+        assert [future.result(60) for future in disturbed] == undisturbed
+        assert all(tokens == 120 for _, tokens in undisturbed)
+        lost = [b"worker_lost" in future.result(60).body for future in chats]
+    assert any(lost), "a chat cannot go on, and says so"
+    numbers = get(f"{base.rsplit(':', 1)[0]}:{protocol.ROUTER_ADMIN_PORT}/metrics")
+    resumed = next(line for line in numbers.splitlines() if 'continuations_total{outcome="resumed"}' in line)
+    assert float(resumed.split()[-1]) >= 1
 
 
 def test_a_dead_worker_pod_is_replaced(twinpool: Cluster, namespace: str) -> None:

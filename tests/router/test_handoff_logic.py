@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinpool.router.logic import handoff
-from twinpool.router.logic.handoff import DECODE_TRIES, PREFILL_LIMIT, USABLE_SECONDS, Do, Phase
+from twinpool.router.logic.handoff import CONTINUATIONS, DECODE_TRIES, PREFILL_LIMIT, USABLE_SECONDS, Do, Phase
 
 if TYPE_CHECKING:
     from twinpool.core.protocol import OnPrefillFailure
@@ -28,7 +28,8 @@ class Shell:
         self.sent: list[int] = []
         self.outcomes: list[Do] = []
         self.released: list[bool] = []
-        self.relayed = False
+        #: The client has a part of the answer; and the worker that wrote it was lost, but another may go on.
+        self.relayed = self.resuming = False
         self.starts = {Do.START_PREFILL: 0, Do.START_DECODE: 0}
         self.state = handoff.State(Phase.DONE)
         self.policy = policy if split else None
@@ -43,7 +44,7 @@ class Shell:
     def carry_out(self, action: Do) -> None:
         if action in (Do.START_PREFILL, Do.START_DECODE):
             assert self.leg is None, "two legs at once"
-            assert not self.relayed, "nothing is tried again once the answer has begun"
+            assert not self.relayed or self.resuming, "nothing is tried again once the answer has begun"
             assert self.client
             self.starts[action] += 1
             self.leg = "prefill" if action is Do.START_PREFILL else "connecting"
@@ -63,7 +64,12 @@ class Shell:
             self.leg = "sent"
         elif action is Do.RELAY:
             assert self.leg == "sent"
+            assert not self.relayed, "a head is sent once"
             self.leg, self.relayed = "relaying", True
+        elif action is Do.RESUME:
+            assert self.leg == "sent"
+            assert self.resuming
+            self.leg, self.resuming = "relaying", False
         elif action is Do.DROP_LEG:
             self.leg = None
         elif action is Do.RELEASE_LEG:
@@ -119,9 +125,9 @@ class Shell:
         self.leg = None
         self.take(handoff.decode_ended(self.state))
 
-    def decode_dies(self) -> None:
-        self.leg = None
-        self.take(handoff.decode_died(self.state))
+    def decode_dies(self, continuable: bool = False) -> None:
+        self.leg, self.resuming, self.refused = None, continuable, False
+        self.take(handoff.decode_died(self.state, continuable))
 
     def client_goes(self) -> None:
         self.client = False
@@ -146,7 +152,7 @@ class Shell:
 def test_every_order_of_events_ends_well(split: bool, policy: OnPrefillFailure, data: st.DataObject) -> None:
     shell = Shell(split, policy)
     held_when_client_left: int | None = None
-    for _ in range(40):
+    for _ in range(40 * (CONTINUATIONS + 1)):
         if shell.done():
             break
         event = data.draw(st.sampled_from(shell.events()))
@@ -155,6 +161,9 @@ def test_every_order_of_events_ends_well(split: bool, policy: OnPrefillFailure, 
         if event in ("decode_begins", "decode_hides"):
             statuses = [400, 429, 500, 502, 503] + [200] * (event == "decode_begins")
             getattr(shell, event)(data.draw(st.sampled_from(statuses)), data.draw(st.booleans()))
+        elif event == "decode_dies":
+            shell.starts = dict.fromkeys(shell.starts, 0)
+            shell.decode_dies(data.draw(st.booleans()))
         elif event == "client_goes":
             held_when_client_left = shell.params[0] if shell.params else None
             shell.client_goes()
@@ -168,6 +177,35 @@ def test_every_order_of_events_ends_well(split: bool, policy: OnPrefillFailure, 
     assert shell.starts[Do.START_DECODE] <= DECODE_TRIES + PREFILL_LIMIT
     if held_when_client_left in shell.sent:
         assert shell.released, "KV that waits is released through decode"
+
+
+def test_an_answer_goes_on_so_often_and_is_then_broken() -> None:
+    shell = path()
+    for number in range(CONTINUATIONS + 1):
+        shell.prefill_answers()
+        shell.decode_connects()
+        shell.decode_begins(200)
+        assert shell.state.continuations == number
+        shell.decode_dies(continuable=True)
+    assert (shell.outcomes, shell.sent) == ([Do.BREAK], [1, 2, 3, 4])
+
+
+def test_an_answer_that_nobody_can_go_on_with_is_broken_and_gets_no_other_error() -> None:
+    for policy, ends in (
+        ("retry-then-local", [Shell.no_decode]),
+        ("retry-then-local", [Shell.prefill_answers, lambda s: s.decode_connects(), lambda s: s.decode_begins(400)]),
+        ("retry-then-local", [Shell.prefill_answers, lambda s: s.decode_connects(), lambda s: s.decode_hides(400)]),
+        ("fail", [Shell.prefill_fails, Shell.no_prefill]),
+    ):
+        shell = Shell(policy == "fail" or len(ends) > 1, policy)  # type: ignore[arg-type]
+        if shell.leg == "prefill":
+            shell.prefill_answers()
+        shell.decode_connects()
+        shell.decode_begins(200)
+        shell.decode_dies(continuable=True)
+        for end in ends:
+            end(shell)
+        assert (shell.outcomes, shell.state.phase) == ([Do.BREAK], Phase.DONE)
 
 
 def path(split: bool = True) -> Shell:

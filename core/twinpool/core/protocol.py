@@ -296,6 +296,8 @@ class RouterConfig:
     policy: Policy = "least-load"
     #: Whether a request that could be handed off is: always, never, or when that is cheaper (auto).
     conditional: Conditional = "always"
+    #: A stream that loses its decode worker goes on at another one, where that gives the same answer.
+    continuation: bool = False
     drain_timeout: float = 300.0
     #: The queue of one router: requests that it keeps at one decode worker, that may wait, and for how many seconds.
     queue_concurrency: int = 8192

@@ -106,6 +106,12 @@ class Routing(Part):
         description="How a worker is chosen: least-load (fewest admitted tokens), price (least waiting caused, in "
         "seconds, with what workers probably have cached), prefix (most cached tokens), round-robin or random.",
     )
+    continuation: bool = Field(
+        False,
+        description="Whether a stream that loses its decode worker goes on at another one: greedy requests to "
+        "/v1/completions with one answer and without stop strings, penalties, logprobs or a grammar; all others end "
+        "with an error event.",
+    )
     queue: RequestQueue = Field(default_factory=RequestQueue, description="Requests that wait for room at the workers.")
     access_log: AccessLog = Field(default_factory=AccessLog, description="Log of single requests, as lines of JSON.")
     auth: Auth | None = Field(None, description="API keys that clients must send; without it everybody may ask.")

@@ -111,9 +111,11 @@ def test_chunks_have_the_fields_of_vllm():
         "finish_reason": "stop",
         "token_ids": [1],
         "stop_reason": "a",
-        "prompt_token_ids": None,
+        "prompt_token_ids": list(language.encode("hi")),
     }
     assert chunk["system_fingerprint"]
+    choice.feed(Token("x", ord("a"), 1, 2))
+    assert text.piece(0, "", choice, [1])["choices"][0]["prompt_token_ids"] is None  # with the first tokens only
     assert text.closing([finished()])["object"] == "text_completion"
 
 

@@ -64,6 +64,15 @@ METRICS = catalogue(
             f"{_SHELL}/exchange.py",
         ),
         Metric(
+            "twinpool_router_continuations_total",
+            "counter",
+            "Streams that lost their worker and went on (routing.continuation): resumed at another one, finished (only "
+            "the end was missing) or failed.",
+            f"{_SHELL}/exchange.py",
+            labels=(Label("outcome", "resumed, finished or failed", 3),),
+            preset=(("resumed",), ("finished",), ("failed",)),
+        ),
+        Metric(
             "twinpool_router_turned_away_total",
             "counter",
             "Requests that got no place at the workers: full or limit (HTTP 429), timeout (504), unserved (503, held).",

@@ -47,6 +47,7 @@ def router_config(pool: InferencePool) -> RouterConfig:
         on_prefill_failure=pool.spec.handoff.on_prefill_failure,
         policy=pool.spec.routing.policy,
         conditional=pool.spec.handoff.conditional,
+        continuation=pool.spec.routing.continuation,
         drain_timeout=float(router_drain(pool)),
         queue_concurrency=queue.concurrency,
         queue_max=queue.max,

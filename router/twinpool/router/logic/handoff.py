@@ -6,7 +6,8 @@ shell does exactly what the actions say and reports what comes of it. Always tru
 * the client gets exactly one outcome: a relayed answer, an error of ours, or a broken stream;
 * handoff parameters are sent at most once, only while their lease holds and the prefill worker that made them lives:
   an engine answers a stale or used reference with another prompt's text and status 200;
-* nothing is tried again once the answer has begun;
+* once the answer has begun, nothing is tried again but a continuation of it
+  (:mod:`twinpool.router.logic.continuation`), and its client gets no other outcome than its end or a broken stream;
 * KV that waits on a prefill worker is released through decode when the client is gone, not left to the lease.
 
 A request that is not split uses the same states without the first.
@@ -30,6 +31,8 @@ PREFILL_TRIES: Final = 2
 PREFILL_LIMIT: Final = 3
 #: Decode legs of one request.
 DECODE_TRIES: Final = 2
+#: Decode workers that one answer may lose and still go on.
+CONTINUATIONS: Final = 3
 
 
 class Phase(Enum):
@@ -56,6 +59,7 @@ class Do(Enum):
     SEND_WITH_PARAMS = "send the decode leg with the parameters, which are then forgotten"
     SEND_WHOLE = "send the client's body as it is"
     RELAY = "begin to pass the answer on"
+    RESUME = "go on with an answer that has begun"
     DROP_LEG = "close the present leg at once"
     RELEASE_LEG = "close the decode leg as soon as its engine surely knows the request"
     FORGET_PARAMS = "the parameters are not used any more"
@@ -82,6 +86,8 @@ class State(NamedTuple):
     handed_off: bool = False
     reason: str = ""
     on_prefill_failure: OnPrefillFailure = "retry-then-local"
+    #: How often another worker had to go on with the answer, of which the client has a part when this is not 0.
+    continuations: int = 0
 
 
 Step = tuple[State, tuple[Do, ...]]
@@ -146,7 +152,7 @@ def decode_connected(state: State, now: float, prefill_lives: bool) -> Step:
         again = stale._replace(phase=Phase.PREFILL, prefills=stale.prefills + 1, decodes=stale.decodes - 1)
         return again, (Do.FORGET_PARAMS, Do.DROP_LEG, Do.START_PREFILL)
     if stale.on_prefill_failure == "fail":
-        return stale._replace(phase=Phase.DONE), (Do.FORGET_PARAMS, Do.DROP_LEG, Do.ANSWER_NO_PREFILL)
+        return stale._replace(phase=Phase.DONE), (Do.FORGET_PARAMS, Do.DROP_LEG, _told(stale, Do.ANSWER_NO_PREFILL))
     return stale._replace(phase=Phase.WAIT, handed_off=False), (Do.FORGET_PARAMS, Do.SEND_WHOLE)
 
 
@@ -154,7 +160,7 @@ def no_decode(state: State) -> Step:
     """There is no decode worker, or none of the revision whose parameters are at hand: it is just being replaced."""
     done = state._replace(phase=Phase.DONE, holding=False)
     if not state.holding:
-        return done, (Do.ANSWER_UNAVAILABLE,)
+        return done, (_told(state, Do.ANSWER_UNAVAILABLE),)
     if state.phase is Phase.RELEASE:
         return done, (Do.FORGET_PARAMS,)
     left = state._replace(holding=False, decodes=state.decodes - 1, reason="revision_gone")
@@ -177,6 +183,10 @@ def decode_head(state: State, status: int, others: bool) -> Step:
     again = _again_after(state, status, others)
     if again is not None:
         return again[0], (Do.DROP_LEG, *again[1])
+    if state.continuations:
+        if status != 200:
+            return state._replace(phase=Phase.DONE), (Do.DROP_LEG, Do.BREAK)
+        return _at(state, Phase.RELAY), (Do.RESUME,)
     return _at(state, Phase.RELAY), (Do.RELAY,)
 
 
@@ -185,7 +195,7 @@ def decode_hid_error(state: State, status: int, others: bool) -> Step:
     again = _again_after(state, status, others)
     if again is not None:
         return again[0], (Do.DROP_LEG, *again[1])
-    return state._replace(phase=Phase.DONE), (Do.DROP_LEG, Do.ANSWER_AS_ENGINE)
+    return state._replace(phase=Phase.DONE), (Do.DROP_LEG, _told(state, Do.ANSWER_AS_ENGINE))
 
 
 def decode_ended(state: State) -> Step:
@@ -193,9 +203,15 @@ def decode_ended(state: State) -> Step:
     return _at(state, Phase.DONE), (Do.FINISH,)
 
 
-def decode_died(state: State) -> Step:
-    """The decode leg is gone in the middle of its answer."""
-    return state._replace(phase=Phase.DONE), (Do.BREAK,)
+def decode_died(state: State, continuable: bool = False) -> Step:
+    """The decode leg is gone in the middle of its answer, which another worker may go on with if it is ``continuable``.
+
+    The rest is a request of its own, so it is split, and its legs are tried again, like any other.
+    """
+    if not continuable or state.continuations >= CONTINUATIONS:
+        return state._replace(phase=Phase.DONE), (Do.BREAK,)
+    again, actions = begin(state.split, state.on_prefill_failure)
+    return again._replace(continuations=state.continuations + 1), actions
 
 
 def client_gone(state: State) -> Step:
@@ -227,7 +243,7 @@ def _again_after(state: State, status: int, others: bool) -> Step | None:
 def _without_prefill(state: State, reason: str) -> Step:
     """No prefill worker did its part: the decode worker does all of it, or nobody does."""
     if state.on_prefill_failure == "fail":
-        return state._replace(phase=Phase.DONE, holding=False, reason=reason), (Do.ANSWER_NO_PREFILL,)
+        return state._replace(phase=Phase.DONE, holding=False, reason=reason), (_told(state, Do.ANSWER_NO_PREFILL),)
     return _whole(state, reason)
 
 
@@ -252,4 +268,9 @@ def _decode_again(state: State) -> Step | None:
 
 def _give_up(state: State) -> Step:
     forget = (Do.FORGET_PARAMS,) if state.holding else ()
-    return state._replace(phase=Phase.DONE, holding=False), (*forget, Do.ANSWER_FAILED)
+    return state._replace(phase=Phase.DONE, holding=False), (*forget, _told(state, Do.ANSWER_FAILED))
+
+
+def _told(state: State, error: Do) -> Do:
+    """What the client gets instead of an answer, or of the rest of one."""
+    return Do.BREAK if state.continuations else error

@@ -97,7 +97,7 @@ def read(route: Route, body: bytes) -> Request:
         message = f"The request body is not valid JSON: {detail}."
         raise Refused(Refusal(400, "invalid_json", message)) from None
     if _strip(fields):
-        body = _join(fields)
+        body = join(fields)
     if route is Route.RESPONSES:
         _refuse_stored(fields)
     split_by_route = route is Route.CHAT or route is Route.COMPLETIONS
@@ -116,7 +116,7 @@ def read(route: Route, body: bytes) -> Request:
 def with_model(request: Request, model: str) -> Request:
     """Return the request for another model id than the client's."""
     fields = {**request.fields, "model": msgspec.Raw(json.dumps(model).encode())}
-    return request._replace(body=_join(fields), fields=fields, model=model)
+    return request._replace(body=join(fields), fields=fields, model=model)
 
 
 def _refuse_stored(fields: Fields) -> None:
@@ -224,12 +224,13 @@ def _strip(fields: Fields) -> bool:
         except msgspec.DecodeError:
             return found
         if any(name in inner for name in GUARDED):
-            fields[_NESTED] = msgspec.Raw(_join({k: v for k, v in inner.items() if k not in GUARDED}))
+            fields[_NESTED] = msgspec.Raw(join({k: v for k, v in inner.items() if k not in GUARDED}))
             found = True
     return found
 
 
-def _join(fields: Fields) -> bytes:
+def join(fields: Fields) -> bytes:
+    """Return the JSON object of these members, whose values keep their bytes."""
     return b"{" + b",".join([_member(name, value) for name, value in fields.items()]) + b"}"
 
 

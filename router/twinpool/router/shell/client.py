@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from twinpool.router.logic.errors import Refusal, Refused, error_body, over_limit
 from twinpool.router.logic.keys import UNKNOWN_KEY
 from twinpool.router.shell import routes
-from twinpool.router.shell.exchange import Exchange
+from twinpool.router.shell.continued import exchange_for
 from twinpool.router.shell.parsing import Incoming, RequestParser
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from twinpool.router.logic.headers import Header
     from twinpool.router.shell.call import Call
+    from twinpool.router.shell.exchange import Exchange
     from twinpool.router.shell.pool import Pool
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -248,7 +249,7 @@ class ClientConnection(asyncio.Protocol):
         if call.key and not self._within_limits(call, request_id):
             return
         self.deadline = _NEVER
-        exchange = self._exchange = Exchange(pool, self, call)
+        exchange = self._exchange = exchange_for(pool, self, call)
         exchange.start()
 
     def _within_limits(self, call: Call, request_id: bytes) -> bool:

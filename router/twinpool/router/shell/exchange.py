@@ -358,8 +358,13 @@ class Exchange:
         self._record.status = self._hidden.status
         self._client.answer_error(self._hidden.status, self._hidden.body, self._call.forwarded.request_id)
 
+    def _resume(self) -> None:
+        self.pool.numbers.add("twinpool_router_continuations_total", ("resumed",))
+
     def _break(self) -> None:
         self.pool.numbers.add("twinpool_router_broken_streams_total")
+        if self._state.continuations:
+            self.pool.numbers.add("twinpool_router_continuations_total", ("failed",))
         if not self._events or self._fill is None:
             self._client.break_off()
             return
@@ -377,6 +382,7 @@ _ACTIONS: dict[Do, Callable[[Exchange], None]] = {
     Do.SEND_WITH_PARAMS: Exchange._send_with_params,
     Do.SEND_WHOLE: Exchange._send_whole,
     Do.RELAY: Exchange._relay,
+    Do.RESUME: Exchange._resume,
     Do.DROP_LEG: Exchange._drop_leg,
     Do.RELEASE_LEG: Exchange._release_leg,
     Do.FORGET_PARAMS: Exchange._forget_params,

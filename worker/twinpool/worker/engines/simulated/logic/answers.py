@@ -123,7 +123,10 @@ class Reply:
         if self._call.kind == "chat":
             body["delta"] = {"content": text}
         else:
-            body |= {"text": text, "prompt_token_ids": None}
+            # With the first tokens, as vLLM has it.
+            first = self._call.token_ids and len(choice.tokens) == len(tokens)
+            prompt = list(self._call.prompts[index // self._call.n]) if first else None
+            body |= {"text": text, "prompt_token_ids": prompt}
         body.update(logprobs=None, finish_reason=choice.finish)
         if choice.finish is not None or self._call.kind == "completions":
             body["stop_reason"] = choice.stopped_by
