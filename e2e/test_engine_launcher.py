@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from twinpool.core import protocol
 from twinpool.localengine import contract
 from twinpool.localengine.image import serving_environment
 from twinpool.localengine.models import TINY
@@ -142,6 +143,63 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
             assert gpus or got["kv"][2] == "cpu"
         else:
             assert got["kv"] is None
+
+
+TIERS = """
+import inspect, json, sys
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+parser = make_arg_parser(FlexibleArgumentParser())
+for line in sys.stdin:
+    whole = parser.parse_args(json.loads(line)).kv_transfer_config
+    inner = whole.kv_connector_extra_config.get("connectors")
+    # As MultiConnector makes them, of which the CPU can make none.
+    each = [KVTransferConfig(**one, engine_id=whole.engine_id) for one in inner] if inner else [whole]
+    classes = [KVConnectorFactory.get_connector_class(one).__name__ for one in each]
+    extra = each[-1].kv_connector_extra_config
+    spec = OffloadingSpecFactory.get_spec_cls(extra)
+    places = []
+    for tier in extra.get("secondary_tiers", []):
+        made = SecondaryTierFactory.get_tier_class(tier)
+        given = {key: value for key, value in tier.items() if key != "type"}
+        inspect.signature(made).bind(offloading_spec=0, primary_kv_view=0, tier_type="fs", **given)
+        places.append([made.__name__, tier["root_dir"]])
+    print(json.dumps({"classes": classes, "whole": [whole.kv_connector, whole.kv_role, whole.kv_load_failure_policy],
+        "spec": spec.__name__, "bytes": extra["cpu_bytes_to_use"], "places": places,
+        "hybrid": inner is None or MultiConnector.all_children_support_hma(whole),
+        "metrics": sorted(spec.build_metric_definitions(extra))}))
+"""
+
+
+def test_vllm_understands_the_tiers(engine: Engine) -> None:
+    """Its own factories make of the settings what is meant; none of it runs without a GPU."""
+    both = tiny_config(role="prefill", gpus=2, connector="nixl", host_kv_bytes=2**30, disk_kv_bytes=2**40)
+    alone = tiny_config(role="aggregated", gpus=2, connector=None, host_kv_bytes=2**30)
+    lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, 2, Place()).argv[4:]) for one in (both, alone)]
+    done = subprocess.run(
+        [engine.python, "-c", TIERS],
+        input="\n".join(lines),
+        env={**serving_environment(engine), "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    behind, host = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert behind["classes"] == ["NixlPullConnector", "OffloadingConnector"]
+    assert behind["whole"] == ["MultiConnector", "kv_producer", "recompute"]
+    assert behind["hybrid"], "else prefill and decode would disagree on their KV's layout"
+    assert (behind["spec"], host["spec"]) == ("TieringOffloadingSpec", "CPUOffloadingSpec")
+    assert behind["places"] == [["FileSystemTierManager", protocol.KV_DISK_DIRECTORY]]
+    assert host["classes"] == ["OffloadingConnector"]
+    assert host["bytes"] == behind["bytes"] == 2**30
+    assert "vllm:kv_offload_tiering_read_time" in behind["metrics"]
 
 
 def test_handoff_and_drain(start) -> None:

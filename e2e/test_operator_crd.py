@@ -199,6 +199,37 @@ def tokens_case(role: str) -> Case:
     return Case(f".{path}", made(4), made(0), (path, "1 to 32, or auto"), extra=(made(33), made("4"), made("all")))
 
 
+def tier_cases(role: str) -> list[Case]:
+    """Return the cases of what a role keeps of its KV cache outside the accelerator."""
+    host = {"kind": "host", "size": "64Gi"}
+    disk = {"kind": "disk", "size": "1Ti", "storageClass": "local-nvme"}
+    shared = {"kind": "shared", "size": "4Ti", "claim": "kv"}
+    path = f"spec.{role}.kvCache"
+
+    def made(*tiers: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {role: {"kvCache": {"tiers": list(tiers)}, **more}}
+
+    wide = {"parallelism": {"tensor": 16}}
+    alone = {"parallelism": {"tensor": 8, "data": 2}}
+    within = (f"{path}.tiers", "need a host tier")
+    odd = {**host, "storageClass": "x"}
+    bare = without(shared, "claim")
+    both = {**disk, "claim": "kv"}
+    return [
+        Case(f".{path}.tiers", made(host, disk, shared), made(disk), within, extra=(made(shared),)),
+        Case(f".{path}.tiers[]", made(host, disk), made(odd), (path, "belongs to a disk tier")),
+        Case(
+            f".{path}.tiers[]",
+            made(host, shared),
+            made(host, bare),
+            (path, "a shared tier needs claim"),
+            extra=(made(host, both),),
+        ),
+        Case(f".{path}.tiers[].size", made(host), made({**host, "size": "64GB"}), (path, "must be a size")),
+        Case(f".spec.{role}", made(host, **alone), made(host, **wide), (path, "within a node")),
+    ]
+
+
 def stuck_case(role: str, good: dict[str, Any], bad: dict[str, Any], *more: dict[str, Any]) -> Case:
     """Return a case for the rule that a group must be allowed to be one more or one fewer."""
     words = ("spec.rollout.maxSurge", f"cannot both be 0 for {role}")
@@ -282,6 +313,8 @@ CASES: list[Case] = [
     ),
     tokens_case("prefill"),
     tokens_case("decode"),
+    *tier_cases("prefill"),
+    *tier_cases("decode"),
     Case(".spec.ratio", band("1:2", "1:2"), band("1:1", "1:2"), ("spec.ratio.min", "must not be above ratio.max")),
     Case(".spec.ratio.min", band("1:999"), band("1:0"), ("spec.ratio.min", "must be PREFILL:DECODE")),
     Case(".spec.ratio.max", band("1:4", "3:4"), band("1:4", "0.75"), ("spec.ratio.max", "must be PREFILL:DECODE")),

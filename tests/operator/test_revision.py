@@ -120,6 +120,7 @@ def test_a_field_without_effect_on_pods_starts_no_rollout(make_pool: Make) -> No
         {"decode": {"drainTimeout": "1m"}},
         {"speculation": {"method": "ngram"}},
         {"speculation": {"method": "ngram"}, "decode": {"speculation": {"tokens": 2}}},
+        {"prefill": {"kvCache": {"tiers": [{"kind": "host", "size": "1Gi"}]}}},
     ],
 )
 def test_whatever_reaches_a_pod_is_a_new_revision(make_pool: Make, change: dict[str, Any]) -> None:

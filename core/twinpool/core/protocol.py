@@ -97,6 +97,10 @@ POD_INFO_DIRECTORY = "/twinpool-pod"
 LEADER_FILE = f"{POD_INFO_DIRECTORY}/leader"
 NODE_RANK_ENV = "TWINPOOL_NODE_RANK"
 
+#: Where a worker pod finds the volumes of its disk and shared KV tiers.
+KV_DISK_DIRECTORY = "/twinpool-kv/disk"
+KV_SHARED_DIRECTORY = "/twinpool-kv/shared"
+
 #: Where a router pod finds the Secrets of ``routing.auth`` and ``routing.tls``.
 ROUTER_KEYS_DIRECTORY = "/twinpool-keys"
 ROUTER_TLS_DIRECTORY = "/twinpool-tls"
@@ -144,6 +148,8 @@ MANAGED_FLAGS: tuple[str, ...] = (
     "--enable-expert-parallel",
     "--kv-transfer-config",
     "--kv-events-config",
+    "--kv-offloading-size",
+    "--kv-offloading-backend",
     "--otlp-traces-endpoint",
     "--speculative-config",
     "--spec-method",
@@ -264,6 +270,10 @@ class WorkerConfig:
     speculation: SpeculationMethod | None = None
     draft_model: str | None = None
     draft_tokens: int = 0
+    #: Bytes of this pod's KV tiers behind the accelerator; 0: the tier is not there.
+    host_kv_bytes: int = 0
+    disk_kv_bytes: int = 0
+    shared_kv_bytes: int = 0
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

@@ -16,6 +16,8 @@ from pydantic import ConfigDict, Field
 
 from twinpool.core import protocol
 from twinpool.core.fields import Duration, Part, PodTemplate, SecretReference, rule, rules
+from twinpool.core.kv_cache import KvCache as KvCache
+from twinpool.core.kv_cache import KvTier as KvTier
 from twinpool.core.objectives import Objectives as Objectives
 from twinpool.core.placement import Placement as Placement
 from twinpool.core.ratio import Ratio as Ratio
@@ -135,7 +137,7 @@ Arguments = Annotated[
                 f"!self.exists(a, a.matches(r'{protocol.managed_flag_pattern()}'))",
                 f"self.filter(a, a.matches(r'{protocol.managed_flag_pattern()}'))[0] + ' is set by Twinpool and cannot "
                 "be given in args; use the field of the pool that stands for it (model, parallelism, handoff, "
-                "speculation)'",
+                "kvCache, speculation)'",
                 computed=True,
             )
         ),
@@ -237,6 +239,12 @@ class WorkerRole(Part):
                 "resources.gpu.perNode (default 8); over nodes a copy cannot be split then",
                 field_path=".parallelism.data",
             ),
+            rule(
+                "!has(self.kvCache) || size(self.kvCache.tiers) == 0 || self.resources.gpu.perNode == 0 "
+                f"|| {_COPY} <= self.resources.gpu.perNode",
+                "kvCache.tiers needs each copy (tensor x pipeline) within a node, whose memory the host tier is",
+                field_path=".kvCache",
+            ),
         )
     )
 
@@ -244,6 +252,7 @@ class WorkerRole(Part):
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How one replica is split over GPUs.")
     resources: Resources = Field(default_factory=Resources, description="What one pod gets.")
     engine: RoleEngine = Field(default_factory=RoleEngine, description="What this role changes of the engine.")
+    kv_cache: KvCache | None = Field(None, description="What is kept of the KV cache outside the accelerator.")
     speculation: RoleSpeculation | None = Field(
         None, description="How many tokens this role drafts, where the pool's speculation says how; default: auto."
     )

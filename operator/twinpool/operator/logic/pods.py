@@ -16,7 +16,7 @@ from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.core.protocol import WorkerConfig
 from twinpool.core.units import parse_duration
-from twinpool.operator.logic import names
+from twinpool.operator.logic import kv_tiers, names
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.timing import worker_grace
 
@@ -76,6 +76,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
     model, engine, drafting = pool.spec.model, pool.spec.engine, pool.spec.speculation
     tokens = role.speculation.tokens if role.speculation else "auto"
     disaggregated = pool.spec.prefill is not None
+    tiers = kv_tiers.tiers(role)
     return WorkerConfig(
         pool=pool.metadata.name,
         namespace=pool.metadata.namespace,
@@ -103,6 +104,9 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         speculation=drafting.method if drafting else None,
         draft_model=drafting.model if drafting else None,
         draft_tokens=0 if not drafting or tokens == "auto" else tokens,
+        host_kv_bytes=tiers.bytes("host"),
+        disk_kv_bytes=tiers.bytes("disk"),
+        shared_kv_bytes=tiers.bytes("shared"),
     )
 
 
@@ -202,6 +206,7 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the container's own shared memory
             *([{"name": "model", "mountPath": MODEL_DIRECTORY, "readOnly": True}] if _claim(pool) else []),
             *([{"name": _POD_VOLUME, "mountPath": protocol.POD_INFO_DIRECTORY}] if role.nodes > 1 else []),
+            *kv_tiers.mounts(role),
         ],
     }
 
@@ -236,12 +241,9 @@ def downward_env(wanted: tuple[str, ...] = tuple(_DOWNWARD_ENV)) -> list[Templat
 
 def _resources(pool: InferencePool, role: WorkerRole) -> Template:
     resources, count = role.resources, gpus(pool, role)
-    requests: Template = {}
-    limits: Template = {}
+    requests, limits = kv_tiers.resources(role)
     if resources.cpu:
         requests["cpu"] = resources.cpu
-    if resources.memory:
-        requests["memory"] = limits["memory"] = resources.memory
     if count:
         limits[resources.gpu.resource] = str(count)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
@@ -256,7 +258,7 @@ def _claim(pool: InferencePool) -> str:
 def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
     volumes: list[Template] = [
         {"name": _LAUNCHER_VOLUME, "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": role.resources.shm}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": kv_tiers.shm(role)}},
     ]
     if claim := _claim(pool):
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
@@ -264,7 +266,7 @@ def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
         leader = {"fieldPath": f"metadata.annotations['{protocol.ANNOTATION_LEADER}']"}
         item = {"path": PurePosixPath(protocol.LEADER_FILE).name, "fieldRef": leader}
         volumes.append({"name": _POD_VOLUME, "downwardAPI": {"items": [item]}})
-    return volumes
+    return volumes + kv_tiers.volumes(role)
 
 
 #: Fields of the pod that a podTemplate cannot change: gates, and what must agree with the times of launcher and router.

@@ -175,5 +175,7 @@ def simulated_command(
         argv += event_flags()
     if speculative:
         argv += ["--speculative-config", speculative]
+    sizes = {"host": config.host_kv_bytes, "disk": config.disk_kv_bytes, "shared": config.shared_kv_bytes}
+    argv += [word for kind, size in sizes.items() if size for word in (f"--{kind}-kv-bytes", str(size))]
     env = {key: value for key, value in environment.items() if key != protocol.WORKER_CONFIG_ENV}
     return Command(tuple(argv) + config.args, env, on_cpu=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
@@ -14,11 +14,18 @@ from twinpool.core.timing import ACCELERATORS
 from twinpool.worker.engines.simulated.logic import drafting, faults
 from twinpool.worker.engines.simulated.logic.engine import Limits
 from twinpool.worker.engines.simulated.logic.pace import Pace
+from twinpool.worker.engines.simulated.logic.tiers import KINDS, Kind, Loading, TierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from twinpool.worker.engines.simulated.logic.drafting import Drafting
+
+
+#: What tiers are assumed to reach: half of PCIe 5.0 x16 (64 GB/s), one NVMe drive, and a file server over 25 Gbit/s;
+#: and the seconds before the first byte. Assumptions, not measurements.
+TIER_BANDWIDTH: dict[Kind, float] = {"host": 32e9, "disk": 4e9, "shared": 2e9}
+TIER_SETUP: dict[Kind, float] = {"host": 0.0005, "disk": 0.001, "shared": 0.003}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,9 @@ class Settings:
     events: EventSettings | None
     faults: faults.Faults
     drafting: Drafting | None = None
+    #: KV tiers of each rank behind its blocks, and whether what they hold is loaded always or when that is faster.
+    tiers: tuple[TierSettings, ...] = ()
+    loading: Loading = "always"
     #: Ranks with an engine each, all in this process.
     data_parallel: int = 1
 
@@ -67,6 +77,13 @@ def parse(argv: Sequence[str]) -> Settings:
     """
     args = parser().parse_args(argv)
     limits = _limits(args)
+    pace = Pace(
+        shape=SHAPES[args.model_shape],
+        gpu=ACCELERATORS[args.accelerator],
+        gpus=args.gpus,
+        prefill_rate=args.prefill_tokens_per_second,
+        token_seconds=None if args.tokens_per_second is None else 1 / args.tokens_per_second,
+    )
     return Settings(
         host=args.host,
         port=args.port,
@@ -76,13 +93,7 @@ def parse(argv: Sequence[str]) -> Settings:
         connector=args.connector == "nixl",
         side_channel_port=args.side_channel_port,
         limits=limits,
-        pace=Pace(
-            shape=SHAPES[args.model_shape],
-            gpu=ACCELERATORS[args.accelerator],
-            gpus=args.gpus,
-            prefill_rate=args.prefill_tokens_per_second,
-            token_seconds=None if args.tokens_per_second is None else 1 / args.tokens_per_second,
-        ),
+        pace=pace,
         time_scale=args.time_scale,
         startup_seconds=args.startup_seconds,
         shutdown_timeout=args.shutdown_timeout,
@@ -91,6 +102,8 @@ def parse(argv: Sequence[str]) -> Settings:
         events=_events(args.kv_events_config),
         faults=faults.parse(args.fault),
         data_parallel=args.data_parallel_size,
+        tiers=_tiers(args, pace.transfer_bytes(1, args.block_size)),
+        loading=args.kv_load,
         drafting=None
         if args.speculative_config is None
         else drafting.parse(args.speculative_config, args.speculative_acceptance, args.speculative_draft_share),
@@ -115,6 +128,27 @@ def _limits(args: argparse.Namespace) -> Limits:
     )
 
 
+def _tiers(args: argparse.Namespace, block: int) -> tuple[TierSettings, ...]:
+    """Return the tiers of each rank, ``block`` bytes to a block.
+
+    Raises
+    ------
+    InvalidValue
+        When a further tier has no host tier before it, or one has no room for a block.
+    """
+    sizes = {kind: getattr(args, f"{kind}_kv_bytes") // args.data_parallel_size for kind in KINDS}
+    asked = [kind for kind in KINDS if sizes[kind]]
+    if asked and asked[0] != "host":
+        raise InvalidValue(f"--{asked[0]}-kv-bytes needs --host-kv-bytes", "blocks go through the host's memory")
+    small = next((kind for kind in asked if sizes[kind] < block), None)
+    if small is not None:
+        raise InvalidValue(f"--{small}-kv-bytes has no room for one block of {block} bytes", "make it larger")
+    return tuple(
+        TierSettings(kind, sizes[kind] // block, TIER_SETUP[kind], getattr(args, f"{kind}_kv_bandwidth"))
+        for kind in asked
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser; names that vLLM has too mean the same here."""
     result = argparse.ArgumentParser(
@@ -127,6 +161,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sizes(result)
     _add_times(result)
     _add_speculation(result)
+    _add_tiers(result)
     result.add_argument("--kv-events-config", metavar="JSON", help="as vLLM's, publisher zmq")
     result.add_argument(
         "--fault",
@@ -217,6 +252,21 @@ def _add_speculation(result: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="C",
         help="time to draft a token, in decode steps",
+    )
+
+
+def _add_tiers(result: argparse.ArgumentParser) -> None:
+    add = result.add_argument
+    for kind in KINDS:
+        add(f"--{kind}-kv-bytes", type=int, default=0, metavar="BYTES", help="KV tier of all ranks; 0: none")
+        add(
+            f"--{kind}-kv-bandwidth", type=_rate, default=TIER_BANDWIDTH[kind], metavar="N", help="of the tier, bytes/s"
+        )
+    add(
+        "--kv-load",
+        choices=get_args(Loading),
+        default="always",
+        help="load what tiers hold always, as vLLM does, or only as far as that is faster than computing",
     )
 
 

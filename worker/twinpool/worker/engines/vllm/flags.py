@@ -6,13 +6,13 @@ one again, because argparse lets the last one win. Checked against vLLM 0.32.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
 from twinpool.core import blockhash, protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.worker.engines.command import SHUTDOWN_SECONDS, Command, Place, Pod, event_flags, parallel_flags
+from twinpool.worker.engines.vllm.transfer import kv_transfer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,11 +32,9 @@ CPU_DEFAULTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 #: Environment on the CPU unless the user set it: vLLM's own choice binds every worker of a node to the same core.
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
+_NO_CACHE = "--no-enable-prefix-caching"
 #: vLLM's seed of block names, and that of Python's own hashes.
 _HASH_SEED = "PYTHONHASHSEED"
-
-_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-_CONNECTORS = {"nixl": "NixlConnector"}
 
 
 def vllm_command(
@@ -52,7 +50,7 @@ def vllm_command(
     Raises
     ------
     InvalidValue
-        When arguments or environment contradict ``config.kv_events``.
+        When arguments or environment contradict ``config.kv_events`` or KV tiers, or there are tiers on the CPU.
     """
     on_cpu = config.gpus == 0 or gpus_visible == 0
     argv = [config.python, "-m", "vllm.entrypoints.cli.main", "serve", config.model_path]
@@ -64,8 +62,11 @@ def vllm_command(
         argv += ["--revision", config.model_revision]
     if config.max_model_len is not None:
         argv += ["--max-model-len", str(config.max_model_len)]
-    if config.connector is not None and config.role in _KV_ROLES:
-        argv += ["--kv-transfer-config", _kv_transfer(config.role, config.connector, on_cpu)]
+    if config.host_kv_bytes:
+        _refuse(config.args, _NO_CACHE, "kvCache.tiers, which keep what prefix caching finds again", "kvCache.tiers")
+    transfer = kv_transfer(config, on_cpu=on_cpu)
+    if transfer is not None:
+        argv += ["--kv-transfer-config", transfer]
     if config.tracing_url:
         argv += ["--otlp-traces-endpoint", config.tracing_url]
     if config.kv_events:
@@ -102,17 +103,18 @@ def _tracing(config: WorkerConfig) -> dict[str, str]:
 
 def _refuse_other_names(args: Sequence[str], environment: Mapping[str, str]) -> None:
     """Refuse what would give blocks names that routers cannot compute, or switch off caching itself."""
-    for flag in ("--prefix-caching-hash-algo", "--no-enable-prefix-caching"):
-        if _given(args, (flag,)):
-            raise InvalidValue(
-                f"engine.args: {flag} contradicts engine.kvEvents, by which routers know blocks by name",
-                "remove the argument, or kvEvents",
-            )
+    for flag in ("--prefix-caching-hash-algo", _NO_CACHE):
+        _refuse(args, flag, "engine.kvEvents, by which routers know blocks by name", "kvEvents")
     if environment.get(_HASH_SEED, blockhash.SEED) != blockhash.SEED:
         raise InvalidValue(
             f"engine.env: {_HASH_SEED} is {blockhash.SEED} with engine.kvEvents, because blocks are named by it",
             "remove the variable, or kvEvents",
         )
+
+
+def _refuse(args: Sequence[str], flag: str, setting: str, field: str) -> None:
+    if _given(args, (flag,)):
+        raise InvalidValue(f"engine.args: {flag} contradicts {setting}", f"remove the argument, or {field}")
 
 
 def refuse_managed(args: Sequence[str]) -> None:
@@ -128,7 +130,8 @@ def refuse_managed(args: Sequence[str]) -> None:
         if flag is not None:
             raise InvalidValue(
                 f"engine.args: {argument!r} sets {flag}, which Twinpool sets itself",
-                "remove it and use the field of the pool that stands for it (model, parallelism, handoff, speculation)",
+                "remove it and use the field of the pool that stands for it (model, parallelism, handoff, kvCache, "
+                "speculation)",
             )
 
 
@@ -140,15 +143,3 @@ def _given(args: Sequence[str], flags: Sequence[str]) -> bool:
         if any(name == flag or (not flag.startswith("--") and name.startswith(flag)) for flag in flags):
             return True
     return False
-
-
-def _kv_transfer(role: str, connector: str, on_cpu: bool) -> str:
-    config: dict[str, object] = {
-        "kv_connector": _CONNECTORS[connector],
-        "kv_role": _KV_ROLES[role],
-        # Whole seconds: the connector divides it into heartbeats.
-        "kv_connector_extra_config": {"kv_lease_duration": int(protocol.KV_LEASE_SECONDS)},
-    }
-    if on_cpu:
-        config["kv_buffer_device"] = "cpu"
-    return json.dumps(config, sort_keys=True, separators=(",", ":"))

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+
+#: Where a block is, in vLLM's words.
+Medium = Literal["GPU", "CPU"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """Full blocks entered the cache; ``parent`` is the hash of the block before them.
 
-    ``salt`` is part of the name of a first block, which has no parent.
+    ``salt`` is part of the name of a first block, which has no parent. Of a slower tier only the hashes are told.
     """
 
     hashes: tuple[int, ...]
     parent: int | None
     tokens: tuple[int, ...]
     salt: str | None = None
+    medium: Medium = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Removed:
     """A cached block was given to somebody else."""
 
     hash: int
+    medium: Medium = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +133,16 @@ class BlockPool:
 
     def _append(self, stored: Stored) -> None:
         last = self.events[-1] if self.events else None
-        if isinstance(last, Stored) and last.hashes[-1] == stored.parent:
+        if isinstance(last, Stored) and last.medium == "GPU" and last.hashes[-1] == stored.parent:
             self.events[-1] = replace(last, hashes=last.hashes + stored.hashes, tokens=last.tokens + stored.tokens)
         else:
             self.events.append(stored)
+
+    def offloaded(self, new: Sequence[int], gone: Sequence[int]) -> None:
+        """Tell of blocks that came into the host's memory, and of those that left it."""
+        if new:
+            self.events.append(Stored(tuple(new), None, (), medium="CPU"))
+        self.events += [Removed(value, "CPU") for value in gone]
 
     def clear(self) -> bool:
         """Forget every cached prefix; refused (False) while any block is held, as in vLLM."""

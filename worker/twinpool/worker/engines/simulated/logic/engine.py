@@ -14,14 +14,16 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twinpool.worker.engines.simulated.logic import language
+from twinpool.worker.engines.simulated.logic import counting, language
 from twinpool.worker.engines.simulated.logic.blocks import BlockPool
 from twinpool.worker.engines.simulated.logic.leases import Lease, Leases
+from twinpool.worker.engines.simulated.logic.limits import Limits as Limits  # noqa: TC001 - others take it from here
 from twinpool.worker.engines.simulated.logic.metrics import Metrics
 from twinpool.worker.engines.simulated.logic.sequence import (
     Discard,
     Event,
     Failed,
+    Fetch,
     FinishReason,
     Handover,
     Order,
@@ -30,22 +32,11 @@ from twinpool.worker.engines.simulated.logic.sequence import (
     Sequence,
     Token,
 )
+from twinpool.worker.engines.simulated.logic.tiers import NOTHING, Tiers
 
 if TYPE_CHECKING:
     from twinpool.worker.engines.simulated.logic.drafting import Drafting
     from twinpool.worker.engines.simulated.logic.pace import Pace
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Sizes of the engine. ``kv_blocks`` must hold one sequence of ``max_model_len`` tokens. Lease in seconds."""
-
-    block_size: int = 16
-    kv_blocks: int = 4096
-    max_model_len: int = 8192
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    lease_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +50,21 @@ class Step:
 class Engine:
     """See the module. ``now`` is any clock that never goes back, in seconds."""
 
-    def __init__(self, limits: Limits, pace: Pace, drafting: Drafting | None = None) -> None:
+    def __init__(
+        self, limits: Limits, pace: Pace, drafting: Drafting | None = None, tiers: Tiers | None = None
+    ) -> None:
         self.limits = limits
         self.pace = pace
         self.drafting = drafting
-        self.metrics = Metrics(drafting.tokens if drafting else 0)
+        self.tiers = tiers or Tiers()
+        labels = [self.tiers.label(tier) for tier in range(len(self.tiers))]
+        self.metrics = Metrics(drafting.tokens if drafting else 0, labels)
         self.blocks = BlockPool(limits.kv_blocks)
         self.leases = Leases(limits.lease_seconds)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._pulling: dict[str, Sequence] = {}
+        self._loading: dict[str, Sequence] = {}
         self._all: dict[str, Sequence] = {}
         self._batch: list[Sequence] = []
 
@@ -154,6 +150,20 @@ class Engine:
         self._finish(sequence, "error")
         return [Failed(order_id, "error", problem)]
 
+    def loaded(self, order_id: str) -> None:
+        """What slower tiers held of an order's prompt is on the accelerator."""
+        sequence = self._loading.pop(order_id, None)
+        if sequence is None:
+            return
+        load, sequence.load = sequence.load, NOTHING
+        counting.loaded(self.metrics, self.tiers, load)
+        sequence.computed += load.blocks * self.limits.block_size
+        if sequence.last_token is None:
+            sequence.external = load.blocks * self.limits.block_size
+        sequence.phase = Phase.WAITING
+        self._store(sequence)
+        self._waiting.appendleft(sequence)
+
     def awaiting_pull(self) -> list[Sequence]:
         """Return the orders whose KV waits at its holder, whose leases the shell keeps alive."""
         return [sequence for sequence in self._all.values() if sequence.remote is not None]
@@ -235,7 +245,7 @@ class Engine:
     def _admit_waiting(self, budget: int, now: float, events: list[Event]) -> None:
         while self._waiting and budget and len(self._running) < self.limits.max_num_seqs:
             sequence = self._waiting[0]
-            if not sequence.blocks and not self._place(sequence, budget):
+            if not sequence.blocks and not self._place(sequence, budget, now):
                 return
             self._waiting.popleft()
             if sequence.started is None:
@@ -247,32 +257,47 @@ class Engine:
                 missing = len(sequence.blocks) - sequence.cached // self.limits.block_size
                 events.append(Pull(sequence.id, sequence.remote, missing))
                 continue
+            if sequence.load.blocks:
+                sequence.phase = Phase.LOADING
+                self._loading[sequence.id] = sequence
+                events.append(Fetch(sequence.id, sequence.load.seconds))
+                continue
             sequence.phase = Phase.RUNNING
+            sequence.running_since = now if sequence.running_since is None else sequence.running_since
             self._running.append(sequence)
             count = min(sequence.pending, budget)
             self._schedule(sequence, count)
             budget -= count
 
-    def _place(self, sequence: Sequence, budget: int) -> bool:
+    def _place(self, sequence: Sequence, budget: int, now: float) -> bool:
         """Give a sequence its first blocks, cached ones where there are; at least its last token is computed."""
         size, length = self.limits.block_size, len(sequence.tokens)
-        cached = self.blocks.cached(sequence.hashes[: (length - 1) // size])
-        hits = len(cached) * size
-        tokens = length if sequence.remote is not None else min(length, hits + budget)
+        full = sequence.hashes[: (length - 1) // size]
+        cached = self.blocks.cached(full)
+        hits, behind = len(cached) * size, full[len(cached) :]
+        found = self.tiers.find(behind) if sequence.remote is None else []
+        load = self.tiers.choose(length, hits, found, now)
+        tokens = length if sequence.remote is not None else min(length, hits + load.blocks * size + budget)
         needed = -(-tokens // size) - len(cached)
         if not self.blocks.fits(cached, needed):
             return False
         self.blocks.hold(cached)
         sequence.blocks = cached + self.blocks.take(needed)
         sequence.computed, sequence.stored = hits, len(cached)
+        sequence.load = load
+        if sequence.remote is None:
+            counting.looked_up(self.metrics, self.tiers, len(behind), found)
+            self._offload(self.tiers.begin(load, behind[: load.blocks], now))
         if sequence.started is None:
             sequence.cached = hits
-            self.metrics.add("prefix_cache_queries", length)
-            self.metrics.add("prefix_cache_hits", hits)
-        if sequence.remote is not None:
-            self.metrics.add("external_prefix_cache_queries", length - hits)
-            self.metrics.add("external_prefix_cache_hits", length - hits)
+            counting.placed(self.metrics, sequence, self.tiers)
         return True
+
+    def _offload(self, moved: tuple[list[int], list[int]]) -> None:
+        new, gone = moved
+        if new or gone:
+            counting.stored(self.metrics, self.tiers, len(new))
+            self.blocks.offloaded(new, gone)
 
     # Tokens
 
@@ -284,6 +309,7 @@ class Engine:
             tokens_of = sequence.tokens[start * size : full * size]
             blocks, hashes = sequence.blocks[start:full], sequence.hashes[start:full]
             self.blocks.store(blocks, hashes, parent, tokens_of, sequence.order.salt)
+            self._offload(self.tiers.store(hashes))
             sequence.stored = full
 
     def _sampled(self, sequence: Sequence, now: float) -> list[Token]:
@@ -315,7 +341,7 @@ class Engine:
                 content = prompt_content or language.Content.of(order.prompt)
                 handover = self._hand_over(sequence, content, now)
             self._finish(sequence, finish)
-        cached = order.remote.cached if order.remote is not None else sequence.cached
+        cached = order.remote.cached if order.remote is not None else sequence.found
         return Token(order.id, token, index, cached, finish, handover)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
@@ -334,17 +360,7 @@ class Engine:
         if sequence.last_token is not None:
             self.metrics.observe("inter_token_latency_seconds", now - sequence.last_token)
         else:
-            prompt = len(sequence.order.prompt)
-            self.metrics.observe("time_to_first_token_seconds", now - sequence.arrived)
-            self.metrics.add("prompt_tokens", prompt)
-            computed = prompt - sequence.cached - sequence.external
-            by_source = (
-                ("local_compute", computed),
-                ("local_cache_hit", sequence.cached),
-                ("external_kv_transfer", sequence.external),
-            )
-            for source, count in by_source:
-                self.metrics.add("prompt_tokens_by_source", count, source)
+            counting.first_token(self.metrics, sequence, now)
         sequence.last_token = now
 
     def _hand_over(self, sequence: Sequence, content: language.Content, now: float) -> Handover:
@@ -353,12 +369,13 @@ class Engine:
         count = -(-prompt // self.limits.block_size)
         kept, sequence.blocks = tuple(sequence.blocks[:count]), sequence.blocks[count:]
         self.leases.open(sequence.id, kept, content, prompt, now)
-        return Handover(sequence.id, kept, prompt, sequence.cached)
+        return Handover(sequence.id, kept, prompt, sequence.found)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.phase = Phase.FINISHED
         del self._all[sequence.id]
         self._pulling.pop(sequence.id, None)
+        self._loading.pop(sequence.id, None)
         if sequence in self._running:
             self._running.remove(sequence)
         elif sequence in self._waiting:
@@ -370,5 +387,5 @@ class Engine:
 
     def _gauge(self) -> None:
         self.metrics.set("num_requests_running", len(self._running))
-        self.metrics.set("num_requests_waiting", len(self._waiting) + len(self._pulling))
+        self.metrics.set("num_requests_waiting", len(self._waiting) + len(self._pulling) + len(self._loading))
         self.metrics.set("kv_cache_usage_perc", 1 - self.blocks.free / self.limits.kv_blocks)

@@ -53,6 +53,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage."),
     Family("prompt_tokens", "counter", "Number of prefill tokens processed."),
     Family("prompt_tokens_by_source", "counter", "Number of prompt tokens by source.", ("source",)),
+    Family(
+        "prompt_tokens_cached_by_source", "counter", "Prefix-cache hit tokens by the tier they came from.", ("source",)
+    ),
     Family("generation_tokens", "counter", "Number of generation tokens processed."),
     Family("request_success", "counter", "Count of successfully processed requests.", ("finished_reason",)),
     Family("num_preemptions", "counter", "Cumulative number of preemption from the engine."),
@@ -63,6 +66,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("time_to_first_token_seconds", "histogram", "Time to first token in seconds.", (), _SECONDS),
     Family("inter_token_latency_seconds", "histogram", "Inter-token latency in seconds.", (), _SECONDS),
     Family("request_queue_time_seconds", "histogram", "Time spent in WAITING phase for request.", (), _SECONDS),
+    Family("request_prefill_time_seconds", "histogram", "Time spent in PREFILL phase for request.", (), _SECONDS),
+    Family("request_prefill_kv_computed_tokens", "histogram", "New KV tokens computed during prefill.", (), _TOKENS),
     Family("e2e_request_latency_seconds", "histogram", "E2e request latency in seconds.", (), _SECONDS),
     Family("iteration_tokens_total", "histogram", "Number of tokens per engine_step.", (), _TOKENS),
     Family("nixl_xfer_time_seconds", "histogram", "Transfer duration of NIXL KV Cache transfers.", (), _SECONDS),
@@ -81,9 +86,24 @@ SPECULATION: tuple[Family, ...] = (
     Family("spec_decode_num_accepted_tokens_per_pos", "counter", "Accepted tokens per draft position.", ("position",)),
 )
 
+#: What an engine with a host tier has besides, and what one with further tiers has.
+OFFLOADING: tuple[Family, ...] = (
+    Family("kv_offload_load_bytes", "counter", "Bytes loaded from offload storage to GPU."),
+    Family("kv_offload_load_time", "counter", "Load time from offload storage to GPU, in seconds."),
+    Family("kv_offload_store_bytes", "counter", "Bytes stored from GPU to offload storage."),
+)
+TIERING: tuple[Family, ...] = (
+    Family("kv_offload_tiering_chunk_queries", "counter", "Chunk lookup queries sent to a tier.", ("tier",)),
+    Family("kv_offload_tiering_chunk_hits", "counter", "Chunk lookup hits in a tier.", ("tier",)),
+    Family("kv_offload_tiering_read_bytes", "counter", "Bytes read from secondary tiers.", ("tier",)),
+    Family("kv_offload_tiering_read_time", "counter", "Time reading from secondary tiers, in seconds.", ("tier",)),
+    Family("kv_offload_tiering_write_bytes", "counter", "Bytes written to secondary tiers.", ("tier",)),
+)
+
 #: Label values that exist from the start, so that a rate over them does.
 _PRESET = {
     "prompt_tokens_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    "prompt_tokens_cached_by_source": ("device", "host", "p2p", "disk", "external_unspecified"),
     "request_success": ("stop", "length", "abort", "error"),
 }
 
@@ -109,12 +129,21 @@ class Histogram:
 class Metrics:
     """All values of one engine; every family is there from the start, at zero.
 
-    ``positions`` are those of a draft, 0 when the engine does not speculate.
+    ``positions`` are those of a draft, 0 when the engine does not speculate; ``tiers`` the names of KV tiers.
     """
 
-    def __init__(self, positions: int = 0) -> None:
-        self._families = FAMILIES + (SPECULATION if positions else ())
-        preset = {**_PRESET, "spec_decode_num_accepted_tokens_per_pos": tuple(map(str, range(positions)))}
+    def __init__(self, positions: int = 0, tiers: Sequence[str] = ()) -> None:
+        self._families = (
+            FAMILIES
+            + (SPECULATION if positions else ())
+            + (OFFLOADING if tiers else ())
+            + (TIERING if len(tiers) > 1 else ())
+        )
+        preset = {
+            **_PRESET,
+            "spec_decode_num_accepted_tokens_per_pos": tuple(map(str, range(positions))),
+            **{family.name: tuple(tiers) for family in TIERING},
+        }
         self._values: dict[tuple[str, str], float] = {}
         self._histograms: dict[str, Histogram] = {}
         for family in self._families:

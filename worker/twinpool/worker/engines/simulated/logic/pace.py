@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from twinpool.core.economics import Prices, prices_of
 from twinpool.core.kv import SHAPES, ModelShape, kv_bytes_per_token
 from twinpool.core.timing import ACCELERATORS, Accelerator, Link, Work, prefill_work, step_seconds, transfer_seconds
 
@@ -25,6 +26,14 @@ class Pace:
     link: Link = _LINK
     prefill_rate: float | None = None
     token_seconds: float | None = None
+
+    @property
+    def prices(self) -> Prices:
+        """Return what work costs at this pace, for choices between computing and moving."""
+        found = prices_of(self.shape, self.gpu, self.gpus, self.link)
+        if self.prefill_rate is None:
+            return found
+        return replace(found, overhead=0.0, weights=0.0, context=0.0, pair=0.0, token=1 / self.prefill_rate)
 
     def step(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Return the seconds of a step that computes, for each sequence, (new tokens, tokens before them)."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from twinpool.core.blockhash import ROOT, following, short
 from twinpool.worker.engines.simulated.logic import language
+from twinpool.worker.engines.simulated.logic.tiers import NOTHING
 
 
 class Phase(enum.Enum):
@@ -15,6 +16,7 @@ class Phase(enum.Enum):
 
     WAITING = "waiting"
     PULLING = "pulling"
+    LOADING = "loading"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -93,6 +95,14 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """The shell should wait for as long as a load from slower tiers takes, and then say that it is done."""
+
+    id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Discard:
     """The shell should tell the prefill worker that its KV is not wanted."""
 
@@ -100,7 +110,7 @@ class Discard:
     remote: RemoteKv
 
 
-Event = Token | Failed | Pull | Discard
+Event = Token | Failed | Pull | Fetch | Discard
 
 
 class Sequence:
@@ -121,9 +131,11 @@ class Sequence:
         "external",
         "hashes",
         "last_token",
+        "load",
         "order",
         "phase",
         "remote",
+        "running_since",
         "scheduled",
         "size",
         "started",
@@ -145,9 +157,12 @@ class Sequence:
         #: KV that is still to be pulled; None once it came, or when there is none.
         self.remote = order.remote
         self.computed = self.stored = self.scheduled = self.cached = self.external = 0
+        #: What is to be loaded from slower tiers before it can run.
+        self.load = NOTHING
         #: Tokens that the step checks beside the scheduled ones.
         self.drafted = 0
         self.started: float | None = None
+        self.running_since: float | None = None
         self.last_token: float | None = None
         self._name(order.prompt)
 
@@ -162,6 +177,11 @@ class Sequence:
         return len(self.tokens) - len(self.order.prompt)
 
     @property
+    def found(self) -> int:
+        """Number of prompt tokens that were cached here, on the accelerator or behind it."""
+        return self.cached + (self.external if self.order.remote is None else 0)
+
+    @property
     def pending(self) -> int:
         """Number of tokens whose KV must be computed before the next one can come out."""
         return len(self.tokens) - self.computed
@@ -174,6 +194,7 @@ class Sequence:
     def restart(self) -> None:
         """Forget all KV: it will be computed anew from the tokens."""
         self.blocks = []
+        self.load = NOTHING
         self.computed = self.stored = self.scheduled = self.drafted = 0
         self.content = language.Content.of(self.tokens)
 

@@ -8,7 +8,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from twinpool.worker.engines.simulated.logic.sequence import Discard, Event, Failed, FinishReason, Order, Pull, Token
+from twinpool.worker.engines.simulated.logic.sequence import (
+    Discard,
+    Event,
+    Failed,
+    Fetch,
+    FinishReason,
+    Order,
+    Pull,
+    Token,
+)
 from twinpool.worker.engines.simulated.shell.transfer import Puller, PullFailed
 
 if TYPE_CHECKING:
@@ -121,6 +130,8 @@ class Driver:
                         listener(event)
                 case Pull():
                     self._pulls[event.id] = asyncio.create_task(self._pull(event))
+                case Fetch():
+                    self._pulls[event.id] = asyncio.create_task(self._fetch(event))
                 case Discard():
                     self._puller.notify(event.remote, "discard")
 
@@ -132,6 +143,12 @@ class Driver:
         else:
             self.engine.pulled(pull.id, content, seconds)
         self._pulls.pop(pull.id, None)
+        self.wake()
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        await asyncio.sleep(fetch.seconds * self._settings.time_scale)
+        self.engine.loaded(fetch.id)
+        self._pulls.pop(fetch.id, None)
         self.wake()
 
     async def _heartbeat(self) -> None:

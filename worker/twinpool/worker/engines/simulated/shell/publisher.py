@@ -30,6 +30,18 @@ _END = (-1).to_bytes(8, "big", signed=True)
 def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
     """Return an event as vLLM writes it."""
     match event:
+        case Stored(medium="CPU"):
+            return {
+                "type": "BlockStored",
+                "block_hashes": list(event.hashes),
+                "parent_block_hash": None,
+                "token_ids": [],
+                "block_size": 0,
+                "lora_id": None,
+                "medium": "CPU",
+                "lora_name": None,
+                "group_idx": 0,
+            }
         case Stored():
             return {
                 "type": "BlockStored",
@@ -45,7 +57,7 @@ def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
                 "kv_cache_spec_kind": "full_attention",
             }
         case Removed():
-            return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": "GPU", "group_idx": 0}
+            return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": event.medium, "group_idx": 0}
         case Cleared():
             return {"type": "AllBlocksCleared"}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.core.errors import TwinpoolError
 from twinpool.worker.engines.simulated.logic.engine import Engine
+from twinpool.worker.engines.simulated.logic.tiers import Tiers
 from twinpool.worker.engines.simulated.shell.driver import Driver
 from twinpool.worker.engines.simulated.shell.publisher import Publisher
 from twinpool.worker.engines.simulated.shell.transfer import Holder, Puller
@@ -36,12 +37,20 @@ class Rank:
 
     def __init__(self, settings: Settings, number: int) -> None:
         self.number = number
-        self.engine = Engine(settings.limits, settings.pace, settings.drafting)
+        size, pace = settings.limits.block_size, settings.pace
+        tiers = Tiers(
+            settings.tiers,
+            settings.loading,
+            prices=pace.prices,
+            block_size=size,
+            block_bytes=pace.transfer_bytes(1, size),
+        )
+        self.engine = Engine(settings.limits, pace, settings.drafting, tiers)
         self.engine_id = str(uuid.uuid4())
         self.side_channel_port = settings.side_channel_port + number
         self._settings = settings
         self._puller = Puller(self.engine, settings.models[0], settings.handshake_timeout, settings.time_scale)
-        events, size, lose = settings.events, settings.limits.block_size, settings.faults.lose_events
+        events, lose = settings.events, settings.faults.lose_events
         self._publisher = None if events is None else Publisher(events, settings.host, size, lose, rank=number)
         self.driver = Driver(self.engine, settings, self._puller, self._publisher)
 
