@@ -49,7 +49,7 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/speculation",
     ],
     "Network": ["docs/topology/*", "docs/preflight"],
-    "Run": ["docs/operations", "docs/explain", "docs/worker-health"],
+    "Run": ["docs/operations", "docs/explain", "docs/bench", "docs/worker-health"],
     "Watch": ["docs/monitoring", "docs/alerts/README", "docs/metrics"],
     "Reference": ["docs/api", "docs/cli", "CHANGELOG"],
     "Background": ["docs/peers", "docs/immunity", "bench/README", "CONTRIBUTING", "docs/adr/README"],

@@ -192,6 +192,16 @@ def test_from_install_to_uninstall_and_back(helm: Helm, bare: LocalCluster, tmp_
     assert "decode" in twinpool(bare, "explain", NAME, "--placement")
     assert twinpool(bare, "status", NAME).count(" serving ") == 2
     assert "failed" not in twinpool(bare, "doctor", NAME)
+    load = (
+        "--rate=20",
+        "--requests=20",
+        "--prompt-tokens=50",
+        "--output-tokens=5",
+        f"--pool={NAME}",
+        "--ttft=1m",
+        "--itl=9s",
+    )
+    assert "answered 20 of 20" in twinpool(bare, "bench", router_url(bare, NAMESPACE, NAME), *load)
 
     url = router_url(bare, NAMESPACE, NAME)
     test = (f"--set=test.pool={NAME}", f"--set=test.namespace={NAMESPACE}", f"--set=test.url={url}")

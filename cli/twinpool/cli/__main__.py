@@ -18,6 +18,7 @@ import yaml
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from twinpool.cli.bench.command import bench
 from twinpool.cli.crd import check_fresh, crd_yaml
 from twinpool.cli.defragment import defragment
 from twinpool.cli.doctor import doctor
@@ -46,6 +47,7 @@ app.command(rollout)
 app.command(plan)
 app.command(explain)
 app.command(simulate)
+app.command(bench)
 app.command(defragment)
 app.command(metrics)
 app.command(live)

@@ -1,0 +1,1 @@
+"""``twinpool bench``: load on an endpoint, and what came of it."""
