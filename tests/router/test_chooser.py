@@ -11,7 +11,7 @@ import pytest
 from twinpool.core.protocol import Policy, RouterConfig
 from twinpool.router.logic.chooser import Asked, Chooser
 from twinpool.router.logic.endpoints import Endpoint
-from twinpool.router.logic.ledger import Ledger
+from twinpool.router.logic.ledger import Ledger, Load
 from twinpool.router.logic.policy import Ask
 from twinpool.router.logic.request import Route, cached_tokens, read
 
@@ -29,9 +29,9 @@ def request(text: str = "word " * 2000, tokens: int = 20) -> Request:
 
 
 def chooser(copies: int = 1, **config: Any) -> tuple[Chooser, Ledger]:
-    ledger = Ledger()
+    ledger = Ledger(copies - 1)
     settings = RouterConfig("p", "n", ("m",), **config)
-    return Chooser(settings, ledger, random.Random(1), copies), ledger
+    return Chooser(settings, ledger, random.Random(1)), ledger
 
 
 @pytest.mark.parametrize("policy", get_args(Policy))
@@ -90,6 +90,17 @@ def test_a_process_takes_its_copies_to_have_as_much_work_as_itself() -> None:
         fresh = ours.sent(asked, many[0]).seconds
         ledger.admit("p0", 100, 0.7 * fresh)
         assert (ours.prefill(asked, many) is many[0]) is stays
+
+
+def test_the_work_of_others_counts_where_it_is_known() -> None:
+    for policy in ("price", "least-load"):
+        ours, ledger = chooser(4, policy=policy)
+        asked = ours.asked(request())
+        ledger.elsewhere({"p0": Load(tokens=10**6, requests=9, prefill=10**8)}, 0)
+        assert "p0" not in {ours.prefill(asked, P).id for _ in range(20)}
+        assert ours.sent(asked, P[0]).before == 100.0
+        ledger.elsewhere({}, 0)
+        assert "p0" in {ours.prefill(asked, P).id for _ in range(40)}
 
 
 def test_predictions_follow_what_is_observed() -> None:

@@ -67,7 +67,10 @@ class ApiServer:
         await self._runner.cleanup()
 
     async def _pods(self, request):
-        assert request.query["labelSelector"] == f"{protocol.LABEL_POOL}=p,{protocol.LABEL_ROLE} in (prefill,decode)"
+        assert (
+            request.query["labelSelector"]
+            == f"{protocol.LABEL_POOL}=p,{protocol.LABEL_ROLE} in (prefill,decode,router)"
+        )
         if request.query.get("watch") in ("true", "True"):
             return await self._watch(request)
         self.lists += 1
@@ -96,9 +99,9 @@ async def api(monkeypatch):
 
 @pytest.fixture
 async def follow(api):
-    seen = []
+    seen, api.copies = [], []
     settings = client.Configuration(host=f"http://127.0.0.1:{api.port}")
-    watch = PodWatch(RouterConfig("p", "n", ("m",)), seen.append, lambda: settings)
+    watch = PodWatch(RouterConfig("p", "n", ("m",)), seen.append, api.copies.append, lambda: settings)
     task = asyncio.ensure_future(watch.run())
     yield seen
     api.events.put_nowait(None)
@@ -125,6 +128,18 @@ async def test_pods_come_change_and_go(api, follow, kit):
     await kit.until(lambda: len(api.watches) == 2)
     assert api.watches == ["10", "20"], "a watch goes on where the last one ended"
     assert api.lists == 1
+
+
+async def test_the_pools_routers_are_followed_too(api, follow, kit):
+    api.pods = [pod("a"), pod("r1", "router"), pod("r2", "router")]
+    await kit.until(lambda: follow and api.copies)
+    assert [copy.name for copy in api.copies[-1]] == ["uid-r1", "uid-r2"]
+    assert len(follow) == 1
+    assert [e.pod for e in follow[-1]] == ["a"]
+    api.events.put_nowait({"type": "DELETED", "object": pod("r1", "router", version="11")})
+    await kit.until(lambda: len(api.copies) == 2)
+    assert [copy.name for copy in api.copies[-1]] == ["uid-r2"]
+    assert len(follow) == 1  # no worker came or went
 
 
 async def test_a_mark_on_any_rank_takes_the_whole_group_out_of_service(api, follow, kit):

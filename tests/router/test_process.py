@@ -164,6 +164,34 @@ async def test_from_start_to_drain(program, kit):
     client.close()
 
 
+async def test_routers_hear_of_each_others_work_and_outlive_each_other(program, kit):
+    other = Program(program.endpoints, kit)
+    try:
+        await program.start("--workers", "2", "--copy", f"127.0.0.1:{other.admin_port}")
+        await other.start("--copy", f"127.0.0.1:{program.admin_port}")
+        await ready(program)
+        await ready(other)
+        decode = program.engines[1]
+        decode.script = kit.hang
+        client = await program.connect()
+        client.send(kit.post(kit.STREAM))
+
+        def copies(of):
+            return lambda answer: [(c["heard"], c["requests"]) for c in answer.json["copies"]] == of
+
+        await other.wait_for("/admin/ledger", copies([(True, 1)]))
+        await program.wait_for("/admin/ledger", copies([(True, 0)]))
+        program.process.kill()
+        await program.process.wait()
+        await other.wait_for("/admin/ledger", copies([(False, None)]))
+        decode.script = kit.answer_normally
+        client = await other.connect()
+        client.send(kit.post(kit.STREAM))
+        assert (await client.answer()).body == b"".join(kit.EVENTS)
+    finally:
+        await other.stop()
+
+
 async def test_a_dead_data_process_is_replaced_and_its_counts_stay(program, kit):
     await program.start()
     await ready(program)

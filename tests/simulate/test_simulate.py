@@ -143,14 +143,16 @@ def _finish_of_a_stream(prices: Prices, whole: Sequence[int]) -> float:
     rule=st.sampled_from(sorted(RULES)),
     conditional=st.booleans(),
     routers=st.integers(1, 3),
+    exchange=st.sampled_from([None, 0.2, 5.0]),
     index=st.sampled_from(get_args(Kind)),
     seed=st.integers(0, 3),
 )
 def test_every_request_ends_once_whatever_the_rule_and_the_same_seed_gives_the_same(
-    rule: str, conditional: bool, routers: int, index: Kind, seed: int
+    rule: str, conditional: bool, routers: int, exchange: float | None, index: Kind, seed: int
 ) -> None:
     trace = conversations(60, seed)
-    setup = replace(SETUP, rule=rule, conditional=conditional, routers=routers, index=index, seed=seed)
+    how = {"rule": rule, "conditional": conditional, "routers": routers, "exchange": exchange, "index": index}
+    setup = replace(SETUP, seed=seed, **how)  # type: ignore[arg-type]
     jobs = simulate(trace, setup)
     for job in jobs:
         assert job.request.arrival < job.first <= job.finish + 1e-6
@@ -158,6 +160,16 @@ def test_every_request_ends_once_whatever_the_rule_and_the_same_seed_gives_the_s
         assert 0 <= job.hit < job.request.prompt
     again = simulate(trace, setup)
     assert [(job.first, job.finish, job.hit) for job in jobs] == [(job.first, job.finish, job.hit) for job in again]
+
+
+def test_routers_that_hear_of_each_other_queue_less() -> None:
+    waits: dict[float | None, float] = dict.fromkeys((None, 0.1), 0.0)
+    for seed in range(6):
+        trace = poisson(600, 3.0, seed, prompt=4096)
+        for exchange in waits:
+            setup = replace(SETUP, routers=4, exchange=exchange, seed=seed)
+            waits[exchange] += statistics.fmean(job.first - job.request.arrival for job in simulate(trace, setup))
+    assert waits[0.1] < waits[None]
 
 
 def test_rules_differ_where_they_must() -> None:

@@ -24,6 +24,7 @@ SHORT_NAME = "tpool"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "twinpool"
 LABEL_POOL = f"{GROUP}/pool"
+ROUTER_ROLE = "router"
 #: ``prefill``, ``decode`` or ``router``. The workers of an aggregated pool are ``decode``.
 LABEL_ROLE = f"{GROUP}/role"
 #: Name of the serving group (its StatefulSet).

@@ -57,6 +57,10 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="FILE",
         help='JSON list of workers in place of Kubernetes: [{"role": "prefill|decode", "host": ..., "port": ...}]',
     )
+    result.add_argument(
+        "--copy", action="append", default=[], metavar="HOST:PORT",
+        help="admin port of another router of the same workers, in place of Kubernetes; may be repeated",
+    )  # fmt: skip
     result.add_argument("--model", action="append", default=[], help="model id to serve; may be repeated")
     result.add_argument("--policy", choices=_POLICIES, help="how a worker is chosen (default: least-load)")
     result.add_argument(
@@ -103,11 +107,19 @@ def settings(arguments: argparse.Namespace, environment: Mapping[str, str]) -> S
         admin_port=arguments.admin_port,
         workers=workers,
         endpoints=arguments.endpoints,
+        copies=tuple(map(_address, arguments.copy)),
         lame_duck=arguments.lame_duck,
         keys=arguments.api_keys or (ROUTER_KEYS_DIRECTORY if config.auth else None),
         tls=arguments.tls or (ROUTER_TLS_DIRECTORY if config.tls else None),
         limits=Limits(body=body, bodies=max(Limits().bodies, 2 * body)),
     )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidValue(f"--copy is {text!r}", "write the host and the admin port of a router, as in 10.0.0.1:8081")
+    return host, int(port)
 
 
 def allow_connections() -> int:

@@ -52,6 +52,8 @@ class Settings:
     workers: int = 1
     #: A file that lists endpoints, in place of Kubernetes.
     endpoints: str | None = None
+    #: Admin ports of the other routers (host and port), in place of Kubernetes.
+    copies: tuple[tuple[str, int], ...] = ()
     #: How long new connections are still taken after SIGTERM: load balancers need a moment to look elsewhere.
     lame_duck: float = 3.0
     #: Directories of a mounted Secret: API keys by name, and ``tls.crt`` with ``tls.key``. None: not wanted.

@@ -40,6 +40,8 @@ class Setup:
     #: Whether a decode worker may prefill when that is cheaper.
     conditional: bool = False
     routers: int = 1
+    #: Seconds between two looks of each router at the books of the others; None: they do not hear of each other.
+    exchange: float | None = None
     index: Kind = "exact"
     seed: int = 0
     #: Prices of decode workers where their GPUs are others; ``prices`` are then those of prefill and of choices.
@@ -56,8 +58,24 @@ class Books:
     seconds: float = 0.0
 
 
+def _sum(several: Sequence[Sequence[Books]]) -> list[Books]:
+    """Return the books of several routers by worker, added up."""
+    return [
+        Books(
+            sum(books.requests for books in of_one),
+            sum(books.tokens for books in of_one),
+            sum(books.uncached for books in of_one),
+            sum(books.seconds for books in of_one),
+        )
+        for of_one in zip(*several, strict=True)
+    ]
+
+
 class Router:
-    """One copy: chooses with its own books, in which it assumes that its copies have as much in theirs."""
+    """One copy: chooses with its own books, and with what it last heard of those of others.
+
+    Where it hears nothing, it assumes that its copies have as much in theirs as it has itself.
+    """
 
     def __init__(self, setup: Setup, pool: Pool, seed: int) -> None:
         self._setup = setup
@@ -67,6 +85,19 @@ class Router:
         self._turn = self._rng.randrange(1024)
         self._prefill = [Books() for _ in range(setup.prefill)]
         self._decode = [Books() for _ in range(setup.decode)]
+        #: What the others had when they were heard of last.
+        self._prefill_elsewhere = [Books() for _ in range(setup.prefill)]
+        self._decode_elsewhere = [Books() for _ in range(setup.decode)]
+        #: By how much the own books are multiplied.
+        self._share = setup.routers if setup.exchange is None else 1
+        # Events tell everybody of every cache; what was learnt from one's own requests nobody else knows.
+        self._view = pool.view if setup.index != "approximate" else View(setup.index, pool.clock, self._rng)
+
+    def listen(self, routers: Sequence[Router]) -> None:
+        """Hear what all others have now."""
+        others = [router for router in routers if router is not self]
+        self._prefill_elsewhere = _sum([router._prefill for router in others])
+        self._decode_elsewhere = _sum([router._decode for router in others])
 
     def route(self, job: Job) -> None:
         """Send a request on its way."""
@@ -80,21 +111,21 @@ class Router:
                 return
             place = decision.prefill.place
         else:
-            copies = self._setup.routers
-            uncached = [books.uncached * copies for books in self._prefill]
+            both = zip(self._prefill, self._prefill_elsewhere, strict=True)
+            uncached = [books.uncached * self._share + others.uncached for books, others in both]
             self._turn += 1
             place = self._rule(Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng))
         self._hand_off(job, ask, place, candidates[place].cached)
 
     def _hand_off(self, job: Job, ask: Ask, place: int, cached: int) -> None:
         books, worker, name = self._prefill[place], self._pool.prefill[place], self._pool.prefill_names[place]
-        self._pool.view.sent(name, job.request.blocks)
+        self._view.sent(name, job.request.blocks)
         seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
         _add(books, 1, ask.prompt, ask.prompt - cached, seconds)
 
         def prefilled() -> None:
             _add(books, -1, -ask.prompt, cached - ask.prompt, -seconds)
-            self._pool.view.reported(name, cached, job.hit)
+            self._view.reported(name, cached, job.hit)
             self._start_decode(job, ask, worker)
 
         job.prefilled = prefilled
@@ -111,7 +142,7 @@ class Router:
         else:
             place = policy.least_load([candidate.tokens for candidate in candidates], self._rng)
         books = self._decode[place]
-        self._pool.view.sent(self._pool.decode_names[place], job.request.blocks)
+        self._view.sent(self._pool.decode_names[place], job.request.blocks)
         _add(books, 1, ask.prompt + ask.output, 0, 0.0)
         job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
         self._pool.decode[place].submit(job, source)
@@ -120,35 +151,37 @@ class Router:
         candidates = self._decode_candidates(job.request)
         chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng)
         books, name = self._decode[chosen.place], self._pool.decode_names[chosen.place]
-        self._pool.view.sent(name, job.request.blocks)
+        self._view.sent(name, job.request.blocks)
         cached = candidates[chosen.place].cached
         seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
         _add(books, 1, ask.prompt + ask.output, 0, seconds)
 
         def prefilled() -> None:
             _add(books, 0, 0, 0, -seconds)
-            self._pool.view.reported(name, cached, job.hit)
+            self._view.reported(name, cached, job.hit)
 
         job.prefilled = prefilled
         job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
         self._pool.decode[chosen.place].submit(job, None)
 
     def _prefill_candidates(self, request: Request) -> list[Candidate]:
-        return self._candidates(request, self._prefill, self._pool.prefill_names, 0)
+        return self._candidates(request, self._prefill, self._prefill_elsewhere, self._pool.prefill_names, 0)
 
     def _decode_candidates(self, request: Request) -> list[Candidate]:
-        return self._candidates(request, self._decode, self._pool.decode_names, self._setup.decode_capacity)
+        capacity = self._setup.decode_capacity
+        return self._candidates(request, self._decode, self._decode_elsewhere, self._pool.decode_names, capacity)
 
     def _candidates(
-        self, request: Request, all_books: Sequence[Books], names: Sequence[str], capacity: int
+        self, request: Request, own: Sequence[Books], elsewhere: Sequence[Books], names: Sequence[str], capacity: int
     ) -> list[Candidate]:
-        held = self._pool.view.cached(request.blocks, names) if request.blocks else {}
-        copies, most = self._setup.routers, request.prompt - 1
+        held = self._view.cached(request.blocks, names) if request.blocks else {}
+        share, most = self._share, request.prompt - 1
         found = []
-        for books, name in zip(all_books, names, strict=True):
+        for books, others, name in zip(own, elsewhere, names, strict=True):
             cached = min(held.get(name, 0), most)
-            backlog = max(0.0, books.seconds) * copies
-            found.append(Candidate(books.requests * copies, books.tokens * copies, backlog, cached, cached, capacity))
+            backlog = max(0.0, books.seconds * share + others.seconds)
+            requests, tokens = books.requests * share + others.requests, books.tokens * share + others.tokens
+            found.append(Candidate(requests, tokens, backlog, cached, cached, capacity))
         return found
 
 
@@ -163,6 +196,7 @@ class Pool:
     """The workers, and what routers believe of their caches."""
 
     def __init__(self, setup: Setup, clock: Clock) -> None:
+        self.clock = clock
         self.view = View(setup.index, clock, Random(setup.seed))  # noqa: S311 - loses events
         self.prefill_names = [f"p{number}" for number in range(setup.prefill)]
         self.decode_names = [f"d{number}" for number in range(setup.decode)]
@@ -178,6 +212,11 @@ class Pool:
         ]
 
 
+def _exchange(routers: Sequence[Router]) -> None:
+    for router in routers:
+        router.listen(routers)
+
+
 def simulate(trace: Sequence[Request], setup: Setup, progress: Callable[[int], None] | None = None) -> list[Job]:
     """Return what became of every request of ``trace``. The same setup gives the same result.
 
@@ -186,6 +225,9 @@ def simulate(trace: Sequence[Request], setup: Setup, progress: Callable[[int], N
     clock = Clock()
     pool = Pool(setup, clock)
     routers = [Router(setup, pool, setup.seed * 1000 + number) for number in range(setup.routers)]
+    if setup.exchange is not None and setup.routers > 1 and trace:
+        for number in range(int(trace[-1].arrival / setup.exchange) + 1):
+            clock.at(number * setup.exchange, lambda: _exchange(routers))
     rng = Random(setup.seed + 1)  # noqa: S311 - clients choose any router
     jobs = [Job(request) for request in trace]
     for job in jobs:

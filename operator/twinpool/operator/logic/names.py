@@ -27,7 +27,7 @@ PLACEMENT_ANNOTATION = f"{protocol.GROUP}/placement"
 #: On the StatefulSet of a group that only new nodes can hold: label and nodes of its pods' affinity.
 GROWTH_ANNOTATION = f"{protocol.GROUP}/placement-growth"
 
-ROUTER = "router"
+ROUTER = protocol.ROUTER_ROLE
 
 
 def roles(pool: InferencePool) -> dict[str, WorkerRole]:

@@ -1,7 +1,7 @@
 """One router process's choices: the policy, and what it has learnt about workers. No I/O; equal inputs, equal choices.
 
-It turns books and index into the candidates of :mod:`twinpool.router.logic.policy`. A process sees its own requests
-only, so it takes the load of a worker to be its own times the number of processes that route alike.
+It turns books and index into the candidates of :mod:`twinpool.router.logic.policy`. The load of a worker is that of
+all processes that route to it, as far as the ledger knows it.
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ class Work(NamedTuple):
 
 
 class Chooser:
-    """See the module. ``copies``: processes that route to the same workers in the same way, this one included."""
+    """See the module."""
 
-    def __init__(self, config: RouterConfig, ledger: Ledger, rng: Random, copies: int = 1) -> None:
+    def __init__(self, config: RouterConfig, ledger: Ledger, rng: Random) -> None:
         self._policy: Policy = config.policy
         self._conditional = config.conditional
         self._ledger = ledger
         self._rng = rng
-        self._copies = copies
         # Copies of a router that all began with the first worker would all meet there.
         self._turns = {"prefill": rng.randrange(1024), "decode": rng.randrange(1024)}
         #: Whether choices depend on what workers hold: where they do not, nothing is learnt of it.
@@ -114,7 +113,7 @@ class Chooser:
 
     def sent(self, asked: Asked, worker: Endpoint) -> Work:
         """A prefill goes to ``worker``: return what it is expected to be, and remember what the worker then holds."""
-        before = self._ledger[worker.id].backlog * self._copies
+        before = self._ledger.seen(worker.id).backlog
         if not self._aware:
             return Work(ASSUMED.prefill(asked.ask.prompt, 0), before, 0)
         cached = self._cached(asked, (worker,)).get(worker.id, _NOTHING)
@@ -166,7 +165,7 @@ class Chooser:
             case "random":
                 place = self._rng.randrange(len(workers))
             case "least-load":
-                place = policy.least_load([self._ledger[worker.id].tokens for worker in workers], self._rng)
+                place = policy.least_load([self._ledger.seen(worker.id).tokens for worker in workers], self._rng)
             case _:
                 workers, candidates = self._candidates(asked, workers)
                 place = policy.longest_prefix(candidates, self._rng)
@@ -178,15 +177,15 @@ class Chooser:
         """Return the workers worth pricing, and what is known of each."""
         held = self._cached(asked, workers)
         chosen = policy.shortlist(workers, lambda worker: held.get(worker.id, _NOTHING).anywhere, self._rng)
-        factor = self.correction.factor * self._copies
+        factor = self.correction.factor
         candidates = []
         for worker in chosen:
-            load = self._ledger[worker.id]
+            load = self._ledger.seen(worker.id)
             cached = held.get(worker.id, _NOTHING)
             candidates.append(
                 Candidate(
-                    requests=load.requests * self._copies,
-                    tokens=load.tokens * self._copies,
+                    requests=load.requests,
+                    tokens=load.tokens,
                     backlog=load.backlog * factor,
                     cached=cached.device,
                     held=cached.anywhere,

@@ -1,10 +1,14 @@
-"""The work that this router has admitted and that is not finished: its own books, never a scraped gauge.
+"""The work that this process has admitted and that is not finished: its own books, never a scraped gauge.
+
+Beside them stands what others have admitted (:mod:`twinpool.router.logic.copies`), in :meth:`Ledger.seen` alone.
 
 Every leg of a request holds exactly one :class:`Ticket`, and closing a ticket twice changes nothing, so neither an
 abort nor an error can leave load behind. Tokens are estimates made at admission; what is taken back is what was added.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 _MICROSECONDS = 1_000_000
 
@@ -37,13 +41,33 @@ class Load:
 
 
 IDLE = Load()
+_NOTHING: Final[Mapping[str, Load]] = {}
 
 
 class Ledger:
     """Admitted work by endpoint id. Endpoints without any are not stored, so the books cannot grow with churn."""
 
-    def __init__(self) -> None:
+    def __init__(self, unheard: int = 0) -> None:
         self._loads: dict[str, Load] = {}
+        #: What is known of the work of others, and how many more there are, of which nothing is known.
+        self._elsewhere: Mapping[str, Load] = _NOTHING
+        self._unheard = unheard
+
+    def elsewhere(self, loads: Mapping[str, Load], unheard: int) -> None:
+        """Take this for the work of all others: of some ``loads``, and of ``unheard`` ones as much as is here."""
+        self._elsewhere, self._unheard = loads, unheard
+
+    def seen(self, endpoint: str) -> Load:
+        """Return all work of an endpoint, that of others as far as it is known, or else supposed."""
+        own = self._loads.get(endpoint, IDLE)
+        if not self._elsewhere and not self._unheard:
+            return own
+        other, share = self._elsewhere.get(endpoint, IDLE), 1 + self._unheard
+        return Load(
+            tokens=own.tokens * share + other.tokens,
+            requests=own.requests * share + other.requests,
+            prefill=own.prefill * share + other.prefill,
+        )
 
     def __getitem__(self, endpoint: str) -> Load:
         return self._loads.get(endpoint, IDLE)

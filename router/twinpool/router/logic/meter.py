@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """See the module. ``copies``: processes that route to the same workers in the same way, this one included."""
+    """See the module."""
 
-    def __init__(self, ledger: Ledger, copies: int = 1) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._copies = copies
         self.arrivals = Arrivals()
         self._hit = HitRate()
         #: Legs of each kind that a worker has answered, up to those after which it is warm.
@@ -39,7 +38,7 @@ class Meter:
     def prefilled(self, worker: Endpoint, work: Work, prompt: int, seconds: float, cached: int | None) -> None:
         """A prefill took ``seconds``, queueing included; the engine says that ``cached`` tokens were, if it says so."""
         predicted = work.seconds if cached is None else ASSUMED.prefill(max(1, prompt - cached), cached)
-        # What waited behind the work of other routers, of which these books know nothing, would seem slow.
+        # What waited would seem slow where other routers' work, which was in front of it, is not known.
         if self._warm(worker, prefill=True) and work.before < work.seconds:
             self.arrivals.prefilled(work.before + predicted, seconds)
         if cached is not None:
@@ -49,10 +48,10 @@ class Meter:
     def wrote(self, worker: Endpoint, tokens: int, seconds: float) -> None:
         """A stream of ``tokens`` is complete, ``seconds`` apart on average (0: too few to tell)."""
         self.arrivals.streamed(tokens)
-        load = self._ledger[worker.id]
+        load = self._ledger.seen(worker.id)
         if self._warm(worker, prefill=False):
             # The stream itself is out of the books already.
-            predicted = ASSUMED.step(load.requests * self._copies + 1, load.tokens * self._copies)
+            predicted = ASSUMED.step(load.requests + 1, load.tokens)
             self.arrivals.stepped(predicted, seconds)
 
     def keep(self, known: Container[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from twinpool.router.logic.arrivals import Arrivals
+from twinpool.router.logic.copies import Others
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.index_exact import Held
 from twinpool.router.logic.ledger import Load
@@ -72,6 +73,12 @@ class Emptied(msgspec.Struct, tag=True, frozen=True):
     endpoint: str
 
 
+class Elsewhere(msgspec.Struct, tag=True, frozen=True):
+    """The work of all other processes; answered with :class:`Here`."""
+
+    others: Others
+
+
 class Located(msgspec.Struct, tag=True, frozen=True):
     """The answer to :class:`Locate`: which endpoints hold how much of the prompt."""
 
@@ -93,6 +100,12 @@ class Sent(msgspec.Struct, tag=True, frozen=True):
     names: tuple[int, ...]
 
 
+class Here(msgspec.Struct, tag=True, frozen=True):
+    """The ledger of a data process by endpoint id, for the others."""
+
+    loads: list[tuple[str, Load]]
+
+
 class Report(msgspec.Struct, tag=True, frozen=True):
     """What a data process has counted, and its ledger by endpoint id; ``number`` is that of the question."""
 
@@ -107,8 +120,8 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     arrivals: Arrivals = msgspec.field(default_factory=Arrivals)
 
 
-Down = Hello | Endpoints | Keys | Shed | Ask | Drain | Relied | Emptied | Located
-Up = Report | Locate | Sent
+Down = Hello | Endpoints | Keys | Shed | Ask | Drain | Relied | Emptied | Located | Elsewhere
+Up = Report | Locate | Sent | Here
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(Down).decode

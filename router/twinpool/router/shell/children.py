@@ -94,6 +94,8 @@ class Child:
             message = channel.decode_up(data)
             if isinstance(message, channel.Report):
                 self._take(message)
+            elif isinstance(message, channel.Here):
+                self.loads = message.loads
             else:
                 self._asked(self, message)
         self.up = False

@@ -10,23 +10,27 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import signal
 import socket
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue
 from twinpool.router.logic import arrivals
 from twinpool.router.logic.balance import to_shed
+from twinpool.router.logic.copies import Copies, Copy, loads_of, write_books
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.metrics import Numbers, render, total
 from twinpool.router.logic.policy import PREFIX_AWARE
 from twinpool.router.shell import channel
 from twinpool.router.shell.admin import JSON, METRICS, AdminServer
 from twinpool.router.shell.children import Child
+from twinpool.router.shell.copies import PATH, follow
 from twinpool.router.shell.discovery import PodWatch, follow_file
 from twinpool.router.shell.events import Followers
+from twinpool.router.shell.pages import books_of, entry_of
 from twinpool.router.shell.probes import Prober
 from twinpool.router.shell.secrets import read_keys
 
@@ -87,6 +91,10 @@ class Control:
         self._keys = None if settings.keys is None else read_keys(settings.keys)
         self._children = [Child(listener, self._greeting, self._asked) for _ in range(settings.workers)]
         self._questions = 0
+        #: What nobody else is called: this process.
+        self._name = os.urandom(8).hex()
+        self._copies = Copies(self._name, settings.workers)
+        self._copies.watch(Copy(f"{host}:{port}", host, port) for host, port in settings.copies)
         #: Nothing asks what workers hold where the policy does not.
         self._aware = settings.config.policy in PREFIX_AWARE or settings.config.conditional == "auto"
 
@@ -106,6 +114,7 @@ class Control:
         discovery = asyncio.ensure_future(self._discover())
         secrets = asyncio.ensure_future(self._follow_keys())
         balance = asyncio.ensure_future(self._balance())
+        books = asyncio.ensure_future(follow(self._copies, self._tell_elsewhere))
         children = [asyncio.ensure_future(child.run()) for child in self._children]
         stop = asyncio.ensure_future(self._stopping.wait())
         log.info("serving pool %s on %s:%d", settings.config.pool, settings.host, settings.port)
@@ -121,9 +130,10 @@ class Control:
                 child.kill()
             self._prober.close()
             self._followers.close()
-            for task in (discovery, secrets, balance, stop, *children):
+            tasks = (discovery, secrets, balance, books, stop, *children)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(discovery, secrets, balance, stop, *children, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             admin.close()
 
     async def _start_admin(self) -> asyncio.Server:
@@ -134,6 +144,7 @@ class Control:
             "/admin/endpoints": self._endpoints_page,
             "/admin/index": self._index_page,
             "/admin/ledger": self._ledger_page,
+            PATH: self._books_page,
             "/admin/work": self._work_page,
         }
         host, port = self._settings.host, self._settings.admin_port
@@ -147,7 +158,7 @@ class Control:
         if self._settings.endpoints is not None:
             await follow_file(Path(self._settings.endpoints), self._take)
         else:
-            await PodWatch(self._settings.config, self._take).run()
+            await PodWatch(self._settings.config, self._take, self._copies.watch).run()
 
     async def _drain(self, children: Sequence[asyncio.Future[None]]) -> None:
         lame_duck, timeout = self._settings.lame_duck, self._settings.config.drain_timeout
@@ -172,6 +183,20 @@ class Control:
             ):
                 if count:
                     child.tell(channel.Shed(count))
+
+    # The books of other processes.
+
+    def _tell_elsewhere(self) -> None:
+        """Tell each data process what all others have; it answers with what it has itself."""
+        own = [loads_of(child.loads) for child in self._children]
+        others = self._copies.others(own, asyncio.get_running_loop().time())
+        for child, those in zip(self._children, others, strict=True):
+            child.tell(channel.Elsewhere(those))
+
+    async def _books_page(self) -> tuple[int, str, bytes]:
+        """Show other routers what this one's data processes have."""
+        own = loads_of(entry for child in self._children for entry in child.loads)
+        return 200, JSON, write_books(self._name, len(self._children), own)
 
     # The exact index.
 
@@ -302,7 +327,7 @@ class Control:
             "synced": self._synced,
             "current": current,
             "endpoints": [
-                _entry(endpoint, loads.get(endpoint.id, Load()), warmth[endpoint.id]) for endpoint in published
+                entry_of(endpoint, loads.get(endpoint.id, Load()), warmth[endpoint.id]) for endpoint in published
             ],
         }
         return 200, JSON, json.dumps(body).encode()
@@ -313,8 +338,9 @@ class Control:
         ``current`` is false when a process did not answer; its books are then those of its last report.
         """
         current = await self._refresh()
-        books = [{identity: _books(load) for identity, load in child.loads} for child in self._children]
-        body = {"current": current, "processes": books}
+        books = [{identity: books_of(load) for identity, load in child.loads} for child in self._children]
+        now = asyncio.get_running_loop().time()
+        body = {"current": current, "processes": books, "copies": self._copies.state(now)}
         return 200, JSON, json.dumps(body).encode()
 
     async def _index_page(self) -> tuple[int, str, bytes]:
@@ -359,30 +385,3 @@ class Control:
         """Get the numbers of this moment; return whether every data process gave them."""
         self._questions += 1
         return all(await asyncio.gather(*(child.refresh(self._questions) for child in self._children)))
-
-
-def _entry(endpoint: Endpoint, load: Load, warmth: int) -> dict[str, Any]:
-    """Return an endpoint as ``/admin/endpoints`` shows it."""
-    return {
-        "id": endpoint.id,
-        "uid": endpoint.uid,
-        "name": endpoint.pod,
-        "group": endpoint.group,
-        "role": endpoint.role,
-        "revision": endpoint.revision,
-        "address": f"{endpoint.host}:{endpoint.port}",
-        "wanted": endpoint.wanted,
-        "admitted": endpoint.admitted,
-        "draining": endpoint.draining,
-        **_books(load),
-        "cachedTokensUsed": warmth,
-    }
-
-
-def _books(load: Load) -> dict[str, float]:
-    return {
-        "inFlight": load.requests,
-        "tokensInFlight": load.tokens,
-        "prefillSeconds": load.backlog,
-        "unpulledHandoffs": load.unpulled,
-    }

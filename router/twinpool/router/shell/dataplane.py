@@ -69,6 +69,9 @@ class DataProcess:
                     self.pool.update(endpoints)
                 case channel.Located(number, held):
                     self.pool.locator.answered(number, held)
+                case channel.Elsewhere(others):
+                    self.pool.others(others)
+                    channel.send(writer, channel.Here(self.pool.ledger.items()))
                 case channel.Relied(size, endpoints):
                     self.pool.chooser.exact.rely(size, endpoints)
                 case channel.Emptied(endpoint):
@@ -94,6 +97,7 @@ class DataProcess:
                 client.sweep(now)
             self.pool.connections.sweep(set(self.pool.directory.known))
             self.pool.admission.sweep()
+            self.pool.expire()
             self.pool.access.flush()
             if self._certificate is not None:
                 self._certificate.refresh()

@@ -17,6 +17,7 @@ from kubernetes.aio import client, config, watch
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
+from twinpool.router.logic.copies import Copy, copy_of_pod
 from twinpool.router.logic.endpoints import (
     Endpoint,
     WorkerPod,
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 #: Called with every new list; the first call means that discovery has synced.
 Listener = Callable[[tuple[Endpoint, ...]], None]
+
+#: Called with every new list of the pool's routers, this one included.
+CopiesListener = Callable[[tuple[Copy, ...]], None]
 
 _WATCH_SECONDS = 300
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 15.0
@@ -79,15 +83,24 @@ def _read_file(path: Path) -> tuple[Endpoint, ...]:
 
 
 class PodWatch:
-    """Lists and watches the pods of one pool."""
+    """Lists and watches the pods of one pool: its workers, and its routers."""
 
-    def __init__(self, settings: RouterConfig, listener: Listener, configure: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self,
+        settings: RouterConfig,
+        listener: Listener,
+        copies: CopiesListener,
+        configure: Callable[[], Any] | None = None,
+    ) -> None:
         self._configure = configure or configuration
         self._namespace = settings.namespace
-        self._selector = f"{protocol.LABEL_POOL}={settings.pool},{protocol.LABEL_ROLE} in (prefill,decode)"
+        self._selector = f"{protocol.LABEL_POOL}={settings.pool},{protocol.LABEL_ROLE} in (prefill,decode,router)"
         self._listener = listener
+        self._copies_listener = copies
         self._pods: dict[str, WorkerPod] = {}
+        self._copies: dict[str, Copy] = {}
         self._published: tuple[Endpoint, ...] | None = None
+        self._published_copies: tuple[Copy, ...] = ()
 
     async def run(self) -> None:
         """Follow the pods for ever; errors of the API server are logged and tried again."""
@@ -118,8 +131,9 @@ class PodWatch:
         document = json.loads(await response.read())
         if response.status != 200:
             raise client.ApiException(status=response.status, reason=document.get("message"))
-        found = ((pod["metadata"]["uid"], worker_of_pod(pod)) for pod in document["items"])
-        self._pods = {uid: worker for uid, worker in found if worker is not None}
+        self._pods, self._copies = {}, {}
+        for pod in document["items"]:
+            self._take(pod)
         self._publish()
         return str(document["metadata"]["resourceVersion"])
 
@@ -144,15 +158,27 @@ class PodWatch:
     def _apply(self, kind: str, pod: dict[str, Any]) -> None:
         if kind == "BOOKMARK":
             return
-        uid = pod["metadata"]["uid"]
-        worker = None if kind == "DELETED" else worker_of_pod(pod)
-        if worker is None:
-            self._pods.pop(uid, None)
-        else:
-            self._pods[uid] = worker
+        self._take(pod, gone=kind == "DELETED")
         self._publish()
 
+    def _take(self, pod: dict[str, Any], *, gone: bool = False) -> None:
+        uid = pod["metadata"]["uid"]
+        copy = None if gone else copy_of_pod(pod, protocol.ROUTER_ADMIN_PORT)
+        worker = None if gone else worker_of_pod(pod)
+        if copy is not None:
+            self._copies[uid] = copy
+        else:
+            self._copies.pop(uid, None)
+        if worker is not None:
+            self._pods[uid] = worker
+        else:
+            self._pods.pop(uid, None)
+
     def _publish(self) -> None:
+        copies = tuple(self._copies.values())
+        if copies != self._published_copies:
+            self._published_copies = copies
+            self._copies_listener(copies)
         endpoints = endpoints_of_workers(self._pods.values())
         if endpoints != self._published:
             self._published = endpoints

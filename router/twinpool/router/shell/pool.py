@@ -1,6 +1,6 @@
 """What a data process knows of the pool, and its choices: the impure inputs of :mod:`twinpool.router.logic.policy`.
 
-The ledger is this process's own: with several data processes each sees its own share of the load.
+The ledger is this process's own; what others have admitted comes from the control process (:meth:`Pool.others`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from twinpool.router.logic import endpoints, policy, share
 from twinpool.router.logic.breaker import Breaker
 from twinpool.router.logic.chooser import Chooser
+from twinpool.router.logic.copies import STALE_SECONDS, by_endpoint
 from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.meter import Meter
 from twinpool.router.logic.metrics import Numbers, keep_workers
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from twinpool.core.protocol import RouterConfig
     from twinpool.router.logic.chooser import Asked, Work
+    from twinpool.router.logic.copies import Others
     from twinpool.router.logic.endpoints import Directory, Endpoint
     from twinpool.router.logic.keys import Keyring
     from twinpool.router.logic.request import Request
@@ -51,9 +53,11 @@ class Pool:
         self.rng = rng
         self.directory: Directory = endpoints.EMPTY
         self._shares: dict[str, float] = {}
-        self.ledger = Ledger()
-        self.chooser = Chooser(config, self.ledger, rng, processes)
-        self.meter = Meter(self.ledger, processes)
+        self.ledger = Ledger(processes - 1)
+        #: When the work of others was heard of last.
+        self._heard = 0.0
+        self.chooser = Chooser(config, self.ledger, rng)
+        self.meter = Meter(self.ledger)
         self.warmth = Warmth()
         self.breaker = Breaker()
         self.numbers = Numbers()
@@ -96,6 +100,17 @@ class Pool:
         keep_workers(self.numbers, {endpoint.pod for endpoint in known})
         # Each data process has its share of the places, and at least one.
         self.admission.resize(-(-self.config.queue_concurrency * len(self.directory.decode) // self._processes))
+
+    def others(self, others: Others) -> None:
+        """Take this for the work of all other processes."""
+        self._heard = self.loop.time()
+        self.ledger.elsewhere(by_endpoint(others.loads, self.directory.known), others.unheard)
+
+    def expire(self) -> None:
+        """Forget the work of others when it was not heard of for long; siblings are then supposed to have as much."""
+        if self._heard and self.loop.time() - self._heard > STALE_SECONDS:
+            self._heard = 0.0
+            self.ledger.elsewhere({}, self._processes - 1)
 
     def priority(self, request: Request) -> int:
         """Return the priority that a request has in the queue."""

@@ -1,0 +1,37 @@
+"""Parts of what the admin pages show. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.logic.ledger import Load
+
+
+def entry_of(endpoint: Endpoint, load: Load, warmth: int) -> dict[str, Any]:
+    """Return an endpoint as ``/admin/endpoints`` shows it."""
+    return {
+        "id": endpoint.id,
+        "uid": endpoint.uid,
+        "name": endpoint.pod,
+        "group": endpoint.group,
+        "role": endpoint.role,
+        "revision": endpoint.revision,
+        "address": f"{endpoint.host}:{endpoint.port}",
+        "wanted": endpoint.wanted,
+        "admitted": endpoint.admitted,
+        "draining": endpoint.draining,
+        **books_of(load),
+        "cachedTokensUsed": warmth,
+    }
+
+
+def books_of(load: Load) -> dict[str, float]:
+    """Return the work of one endpoint as admin pages show it."""
+    return {
+        "inFlight": load.requests,
+        "tokensInFlight": load.tokens,
+        "prefillSeconds": load.backlog,
+        "unpulledHandoffs": load.unpulled,
+    }
