@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from twinpool.core import protocol
+from twinpool.core.spec import InferencePool
 from twinpool.core.topology import AUTO, NAMES, PRESETS, parse, topology
+from twinpool.operator.logic.router_objects import router_objects
 from twinpool.operator.logic.settings import Settings
+from twinpool.operator.logic.worker_objects import headless_service
 
 if TYPE_CHECKING:
     from tests.charts.conftest import Helm
@@ -112,6 +116,50 @@ def test_pod_monitors_come_with_their_crd(helm: Helm) -> None:
     assert monitors() == 0
     assert monitors(api) == monitors("--set=podMonitors.create=always") == 4
     assert monitors(api, "--set=podMonitors.create=never") == 0
+
+
+def test_service_monitors_come_instead_of_pod_monitors(helm: Helm) -> None:
+    def made(*arguments: str) -> tuple[int, int]:
+        kinds = [body["kind"] for body in helm.render(*arguments)]
+        return kinds.count("PodMonitor"), kinds.count("ServiceMonitor")
+
+    pod, service = (f"--api-versions=monitoring.coreos.com/v1/{kind}Monitor" for kind in ("Pod", "Service"))
+    assert made(service) == (0, 3), "a cluster that knows ServiceMonitors only"
+    assert made(pod, service) == (4, 0), "nothing is scraped twice"
+    assert made(pod, service, "--set=serviceMonitors.create=always") == (0, 3)
+    assert made(pod, service, "--set=podMonitors.create=never") == (0, 3)
+    assert made(service, "--set=serviceMonitors.create=never") == (0, 0)
+    both = ("--set=podMonitors.create=always", "--set=serviceMonitors.create=always")
+    assert "scrape everything twice" in helm.run("template", str(CHART), *both, check=False).stderr
+
+
+def test_service_monitors_select_what_the_operator_makes(helm: Helm) -> None:
+    """Their selectors fit the Services of pools, and their ports are named in the pods."""
+    pool = InferencePool.model_validate(yaml.safe_load((ROOT / "examples" / "simulated.yaml").read_text()))
+    services = [headless_service(pool, role) for role in protocol.ROLES]
+    services += [body for body in router_objects(pool, Settings(), 0) if body["kind"] == "Service"]
+    bodies = helm.render("--set=serviceMonitors.create=always")
+    services.append(one(bodies, "Service", "twinpool-operator-metrics"))
+    monitors = [body for body in bodies if body["kind"] == "ServiceMonitor"]
+    picked = {
+        m["metadata"]["name"]: [s["metadata"]["name"] for s in services if fits(m["spec"]["selector"], s)]
+        for m in monitors
+    }
+    assert picked == {
+        "twinpool-operator": ["twinpool-operator-metrics"],
+        "twinpool-routers": ["simulated-router"],
+        "twinpool-workers": ["simulated-prefill", "simulated-decode"],
+    }
+    ports = {m["metadata"]["name"]: [e["targetPort"] for e in m["spec"]["endpoints"]] for m in monitors}
+    assert ports["twinpool-routers"] == [protocol.ROUTER_ADMIN_PORT_NAME]
+    assert ports["twinpool-workers"] == [protocol.LAUNCHER_PORT_NAME, protocol.ENGINE_PORT_NAME]
+
+
+def fits(selector: Body, service: Body) -> bool:
+    labels = service["metadata"].get("labels", {})
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
+        labels.get(item["key"]) in item["values"] for item in selector.get("matchExpressions", [])
+    )
 
 
 def test_topology_presets_and_levels_are_those_of_the_operator() -> None:

@@ -1,8 +1,10 @@
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from twinpool.cli.__main__ import main
 from twinpool.cli.crd import Stale, check_fresh, crd_yaml
@@ -103,3 +105,31 @@ def test_metrics_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["metrics", "-o", "json"]) == 0
     found = {metric["name"]: metric for metric in json.loads(capsys.readouterr().out)}
     assert found["twinpool_router_queue_seconds"]["unit"] == "seconds"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["validate", "-f", str(ROOT / "examples" / "smallest.yaml")],
+        ["metrics"],
+        [
+            "plan",
+            "-f",
+            str(ROOT / "examples" / "smallest.yaml"),
+            "--nodes",
+            str(ROOT / "examples" / "plan" / "nodes.yaml"),
+        ],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_yaml_says_what_json_says(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*argv, "-o", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert main([*argv, "-o", "yaml"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == said
+
+
+def test_every_command_that_knows_json_knows_yaml() -> None:
+    for section in (ROOT / "docs" / "cli.md").read_text().split("\n## ")[1:]:
+        for choices in re.findall(r"--output, -o.*\[choices: ([^\]]*)\]", section):
+            assert ("json" in choices) == ("yaml" in choices) or "markdown" in choices, section.splitlines()[0]

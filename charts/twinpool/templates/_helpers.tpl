@@ -39,7 +39,22 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{/* "yes" where PodMonitors are made. */}}
 {{- define "twinpool.podMonitors" -}}
-{{- include "twinpool.monitored" (dict "root" . "create" .Values.podMonitors.create "kind" "PodMonitor") -}}
+{{- $wanted := .Values.podMonitors.create -}}
+{{- if and (eq $wanted "auto") (eq .Values.serviceMonitors.create "always") }}{{ $wanted = "never" }}{{ end -}}
+{{- include "twinpool.monitored" (dict "root" . "create" $wanted "kind" "PodMonitor") -}}
+{{- end }}
+
+{{/* Nothing is scraped twice: ServiceMonitors are made only where PodMonitors are not. */}}
+{{- define "twinpool.serviceMonitors" -}}
+{{- $pods := include "twinpool.podMonitors" . -}}
+{{- if and $pods (eq .Values.serviceMonitors.create "always") -}}
+{{- if eq .Values.podMonitors.create "always" -}}
+{{- fail "podMonitors.create and serviceMonitors.create are both always, which would scrape everything twice - set one of them to never" -}}
+{{- end -}}
+{{- end -}}
+{{- if not $pods -}}
+{{- include "twinpool.monitored" (dict "root" . "create" .Values.serviceMonitors.create "kind" "ServiceMonitor") -}}
+{{- end -}}
 {{- end }}
 
 {{/* Whether to make what is useful beside the Prometheus operator; auto goes by the CRD that is there. */}}

@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 the answer is no (a stale file, an invalid manifest, a poo
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from importlib.metadata import version
@@ -26,10 +25,12 @@ from twinpool.cli.explain import explain
 from twinpool.cli.live.command import live
 from twinpool.cli.manual import manual_page
 from twinpool.cli.metrics import metrics
+from twinpool.cli.options import Format  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.placement import plan
 from twinpool.cli.rollout import app as rollout
 from twinpool.cli.simulate import simulate
 from twinpool.cli.status import status
+from twinpool.cli.table import write_value
 from twinpool.cli.top import top
 from twinpool.cli.validate import validate as validate_stream
 from twinpool.core import reference
@@ -107,7 +108,7 @@ def validate(
         Parameter(name=["--file", "-f"], help="Manifest to check; - reads standard input.", allow_leading_hyphen=True),
     ],
     *,
-    output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
+    output: Format = "text",
 ) -> int:
     """Check pools in a manifest without a cluster: unknown fields, wrong types, wrong units.
 
@@ -125,8 +126,8 @@ def validate(
         raise TwinpoolError(
             f"{file} holds no InferencePool of serving.twinpool.dev/v1alpha1", "check apiVersion and kind"
         )
-    if output == "json":
-        sys.stdout.write(json.dumps(asdict(report)) + "\n")
+    if output != "text":
+        write_value(asdict(report), output)
     else:
         for problem in report.problems:
             sys.stdout.write(f"{problem}\n")

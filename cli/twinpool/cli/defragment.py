@@ -5,7 +5,6 @@ It proposes and moves nothing. A move is foretold as the operator would decide i
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
-from twinpool.cli.options import Context, Namespace, Output  # noqa: TC001 - read at run time by cyclopts
+from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.placement import (
     TERMS,
     Links,
@@ -23,6 +22,7 @@ from twinpool.cli.placement import (
     located,
 )
 from twinpool.cli.pools import observe
+from twinpool.cli.table import write_value
 from twinpool.core.topology import AUTO, Topology, with_links
 from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.groups import groups
@@ -45,14 +45,16 @@ def defragment(
     kube_context: Context = "",
     topology: TopologyName = AUTO,
     links: Links = "",
-    output: Output = "text",
+    output: Format = "text",
 ) -> int:
     """Propose moves of a running pool's groups that pay, one after another; nothing is moved."""
     kubectl = Kubectl(namespace, kube_context)
     observed = observe(kubectl, pool)[0]
     moves = moves_of(observed, from_cluster(kubectl), with_links(parse_topology(topology), links), least)
-    sys.stdout.write(json.dumps({"pool": pool, "moves": list(map(_json, moves))}) + "\n" if output == "json" else "")
-    sys.stdout.writelines([] if output == "json" else (f"{line}\n" for line in _lines(moves)))
+    if output == "text":
+        sys.stdout.writelines(f"{line}\n" for line in _lines(moves))
+    else:
+        write_value({"pool": pool, "moves": list(map(_json, moves))}, output)
     return 0
 
 

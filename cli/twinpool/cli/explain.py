@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -14,11 +13,12 @@ from rich.console import Console
 from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.live.watcher import Watcher
-from twinpool.cli.options import Context, Namespace, Output  # noqa: TC001 - read at run time by cyclopts
+from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.placement import Links, TopologyName, explain_placement
 from twinpool.cli.pools import observe
 from twinpool.cli.scaling import explained
 from twinpool.cli.slowness import observation
+from twinpool.cli.table import write_value
 from twinpool.core.bottleneck import MIN_SECONDS, find
 from twinpool.core.errors import InvalidValue
 from twinpool.core.topology import AUTO
@@ -47,7 +47,7 @@ def explain(
     kube_context: Context = "",
     topology: TopologyName = AUTO,
     links: Links = "",
-    output: Output = "text",
+    output: Format = "text",
 ) -> int:
     """Watch a pool for a while and say what makes it slow: the stage, what it waits for, what helps and what it costs.
 
@@ -72,8 +72,8 @@ def explain(
         raise InvalidValue(f"--seconds {seconds:g} is too short", f"watch for at least {MIN_SECONDS:g} seconds")
     seen = watch(kubectl, pool, seconds)
     found = find(seen)
-    if output == "json":
-        sys.stdout.write(json.dumps({"observation": asdict(seen), "finding": asdict(found)}) + "\n")
+    if output != "text":
+        write_value({"observation": asdict(seen), "finding": asdict(found)}, output)
     else:
         sys.stdout.writelines(f"{line}\n" for line in lines(pool, seen, found))
     return 1 if found.cause == "not enough data" else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - read at run time by cyclopts
@@ -11,13 +10,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from twinpool.cli.crd import check_fresh
+from twinpool.cli.table import write_value
 from twinpool.core.metrics.page import DECLARED, markdown
 
 
 def metrics(
     *,
     check: Path | None = None,
-    output: Annotated[Literal["markdown", "json"], Parameter(name=["--output", "-o"])] = "markdown",
+    output: Annotated[Literal["markdown", "json", "yaml"], Parameter(name=["--output", "-o"])] = "markdown",
 ) -> int:
     """List every metric of Twinpool: type, unit, labels, meaning, and the module that counts it.
 
@@ -26,7 +26,7 @@ def metrics(
     check
         Compare this file with the page that would be printed, and fail when it differs.
     output
-        The page as Markdown, or the declarations as JSON.
+        The page as Markdown, or the declarations for programs.
 
     Raises
     ------
@@ -35,8 +35,8 @@ def metrics(
     """
     if check is not None:
         check_fresh(check, markdown(), "core/twinpool/core/metrics")
-    elif output == "json":
-        sys.stdout.write(json.dumps([asdict(metric) for metric in DECLARED.values()]) + "\n")
-    else:
+    elif output == "markdown":
         sys.stdout.write(markdown())
+    else:
+        write_value([asdict(metric) for metric in DECLARED.values()], output)
     return 0

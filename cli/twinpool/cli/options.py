@@ -8,5 +8,4 @@ from cyclopts import Parameter
 
 Namespace = Annotated[str, Parameter(name=["--namespace", "-n"], help="Namespace of the pool; default: kubectl's.")]
 Context = Annotated[str, Parameter(name="--context", help="Context of the kubeconfig; default: kubectl's.")]
-Output = Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"], help="text or json.")]
 Format = Annotated[Literal["text", "json", "yaml"], Parameter(name=["--output", "-o"], help="text, json or yaml.")]

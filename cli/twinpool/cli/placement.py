@@ -6,7 +6,6 @@ else takes a node in between.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
@@ -16,10 +15,11 @@ import yaml
 from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
-from twinpool.cli.options import Context, Namespace, Output  # noqa: TC001 - read at run time by cyclopts
+from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import RESOURCE, from_file, observe, with_manifest
 from twinpool.cli.seconds import cost_lines, costs_json
 from twinpool.cli.sizing import Asked, served, sizing
+from twinpool.cli.table import write_value
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.placement import Placement
@@ -105,7 +105,7 @@ def plan(
     answer: Annotated[int, Parameter(help="Tokens of a request that are written.")] = 256,
     concurrency: Annotated[int, Parameter(help="Requests at once on one replica.")] = 32,
     redundant_experts: Annotated[int, Parameter(help="Copies of experts in each layer, to even out their load.")] = 0,
-    output: Output = "text",
+    output: Format = "text",
 ) -> int:
     """Show which rank of which group of a pool would go to which node, what that costs, and what is short.
 
@@ -120,9 +120,9 @@ def plan(
     what = served(observed.pool, model_config, asked) if model_config else None
     sized = sizing(observed.pool, what) if what else None
     cost = costs(layout.gangs, layout.places, layout.domains, layout.wants, what) if what else None
-    if output == "json":
+    if output != "text":
         more = {"sizing": sized.to_json(), "seconds": costs_json(cost)} if sized and cost else {}
-        sys.stdout.write(json.dumps({**as_json(observed, layout), **more}) + "\n")
+        write_value({**as_json(observed, layout), **more}, output)
     else:
         if not chosen:
             sys.stdout.write("the pool leaves its nodes to kube-scheduler; with `placement: {}` they would be:\n")
@@ -142,8 +142,8 @@ def explain_placement(kubectl: Kubectl, pool: str, topology: str, links: str, ou
     observed = observe(kubectl, pool)[0]
     seen = from_cluster(kubectl)
     now, best = compared(observed, seen, with_links(parse_topology(topology), links))
-    if output == "json":
-        sys.stdout.write(json.dumps({**as_json(observed, now), "best": best.score.total}) + "\n")
+    if output != "text":
+        write_value({**as_json(observed, now), "best": best.score.total}, output)
     else:
         _write(now)
         saved = now.score.total - best.score.total

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from twinpool.cli.kubectl import Kubectl
-from twinpool.cli.options import Context, Namespace, Output  # noqa: TC001 - read at run time by cyclopts
+from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import RESOURCE, observe, with_manifest
+from twinpool.cli.table import write_value
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.core.units import parse_duration
@@ -89,12 +90,12 @@ def progress(body: dict[str, Any]) -> tuple[str, bool | None]:
 
 
 @app.command
-def history(pool: Pool, *, namespace: Namespace = "", context: Context = "", output: Output = "text") -> int:
+def history(pool: Pool, *, namespace: Namespace = "", context: Context = "", output: Format = "text") -> int:
     """List the revisions of a pool, the newest last, with the groups that run each and what it changed."""
     observed, _ = observe(Kubectl(namespace, context), pool)
     rows = _history(observed)
-    if output == "json":
-        sys.stdout.write(json.dumps(rows) + "\n")
+    if output != "text":
+        write_value(rows, output)
         return 0
     lines = [("NUMBER", "REVISION", "GROUPS", "CHANGED")]
     lines += [(str(row["number"]), row["revision"], str(row["groups"]), ", ".join(row["changed"])) for row in rows]
@@ -185,7 +186,7 @@ def plan(
     file: Annotated[Path | None, Parameter(name=["--file", "-f"], help="Manifest that is to be applied.")] = None,
     namespace: Namespace = "",
     context: Context = "",
-    output: Output = "text",
+    output: Format = "text",
 ) -> int:
     """Print the steps of a rollout before they happen, from what is there now.
 
@@ -197,8 +198,8 @@ def plan(
     observed = with_manifest(kubectl, file) if file else observe(kubectl, pool)[0]
     begin = decide(observed, Settings(), time.time()).state
     stages = list(forecast(begin))
-    if output == "json":
-        sys.stdout.write(json.dumps(_as_json(observed.pool.metadata.name, begin, stages)) + "\n")
+    if output != "text":
+        write_value(_as_json(observed.pool.metadata.name, begin, stages), output)
     else:
         _write_plan(observed.pool.metadata.name, begin, stages)
     return 0

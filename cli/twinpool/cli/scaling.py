@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from twinpool.cli.table import value_text
 from twinpool.core.errors import TwinpoolError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def explained(pool: InferencePool, output: str) -> str:
     if pool.spec.scaling is None:
         raise TwinpoolError(f"pool {pool.metadata.name} has fixed replicas", "give it spec.scaling (docs/scaling.md)")
     found = _condition(pool)
-    if output == "json":
+    if output != "text":
         status = pool.status.scaling
         body = {
             "pool": pool.metadata.name,
@@ -33,7 +33,7 @@ def explained(pool: InferencePool, output: str) -> str:
             "scaling": None if status is None else status.model_dump(mode="json", by_alias=True, exclude_none=True),
             "condition": found,
         }
-        return json.dumps(body) + "\n"
+        return value_text(body, output)
     return "".join(f"{line}\n" for line in _lines(pool, found))
 
 

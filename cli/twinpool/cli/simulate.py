@@ -6,12 +6,13 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from twinpool.cli.options import Format  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import from_file
 from twinpool.cli.table import write_table, write_value
 from twinpool.core.economics import prices_of
@@ -71,7 +72,7 @@ def simulate(
     sweep: Annotated[str, Parameter(help="Multiples of the trace's rate: rate=0.5..1.5 (five steps).")] = "",
     first: Annotated[int | None, Parameter(help="Use only the first requests of the trace, so many.")] = None,
     seed: Annotated[int, Parameter(help="Same seed, same answer.")] = 0,
-    output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
+    output: Format = "text",
 ) -> int:
     """Replay a trace on a pool in virtual time, with the routing rule and the planner that decide in production.
 
@@ -80,10 +81,10 @@ def simulate(
     """
     asked = _question(from_file(pool), _lines(trace, first), _shape(model, model_config), gpu, compare, sweep, seed)
     outcomes = _run(asked)
-    if output == "json":
-        write_value(_json(asked, outcomes), output)
-    else:
+    if output == "text":
         _write(asked, outcomes)
+    else:
+        write_value(_json(asked, outcomes), output)
     return 0 if outcomes[0].score.attainment >= 1 - asked.promise.miss else 1
 
 

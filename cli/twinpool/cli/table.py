@@ -38,9 +38,13 @@ def _plain(cell: str) -> str:
     return cell.replace("[", r"\[")
 
 
+def value_text(value: Any, output: str) -> str:
+    """Return a value as ``json`` (one line) or ``yaml``, which say the same in the same types."""
+    line = json.dumps(value)
+    text: str = yaml.safe_dump(json.loads(line), sort_keys=False, width=120)
+    return line + "\n" if output == "json" else text
+
+
 def write_value(value: Any, output: str) -> None:
     """Write a value as ``json`` (one line) or ``yaml`` to standard output."""
-    if output == "json":
-        sys.stdout.write(json.dumps(value) + "\n")
-    else:
-        sys.stdout.write(yaml.safe_dump(value, sort_keys=False, width=120))
+    sys.stdout.write(value_text(value, output))
