@@ -9,16 +9,20 @@ import asyncio
 import io
 import itertools
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
+from twinpool.demo.near import CLIQUE, NAME, Pool
 from twinpool.demo.phases import Phases
 from twinpool.demo.scenario import install_twinpool
 from twinpool.localcluster import cluster as clusters
 from twinpool.localcluster import images, toolchain
 from twinpool.localcluster.cluster import Cluster, ExternalCluster, LocalCluster
 from twinpool.localcluster.progress import Progress
+from twinpool.localcluster.waiting import wait_until
 from twinpool.localengine import image as engine_images
 from twinpool.localengine.install import ensure_engine
 from twinpool.localengine.models import MODELS, TINY, ensure_model
@@ -123,3 +127,38 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     """A fresh namespace with its service account; deleted afterwards, without waiting for it."""
     with cluster.fresh_namespace() as name:
         yield name
+
+
+@pytest.fixture(scope="module")
+def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster of four nodes with two GPUs each, two to an NVLink domain and rack."""
+    if request.config.getoption("--cluster") == "external":
+        pytest.skip("the nodes' labels must be ours")
+    request.getfixturevalue("binaries")
+    file: Path = tmp_path_factory.mktemp("nodes") / "nodes.yaml"
+    nodes = [
+        {
+            "name": f"node-{letter}",
+            "gpus": 2,
+            "labels": {CLIQUE: f"c{index // 2}", "network.topology.nvidia.com/leaf": f"r{index // 2}"},
+        }
+        for index, letter in enumerate("abcd")
+    ]
+    file.write_text(yaml.safe_dump({"nodes": nodes}))
+    name = next(name for i in itertools.count() if clusters.is_free(name := f"test-placement-{i}"))
+    with clusters.running(name, nodes=file) as local:
+        install_twinpool(local, Phases(io.StringIO()))
+        yield local
+
+
+@pytest.fixture
+def near(labelled: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """A pool's namespace, which the command line reaches too."""
+    monkeypatch.setenv("KUBECONFIG", str(labelled.kubeconfig))
+    monkeypatch.setenv("PATH", f"{Path(labelled.kubectl_path).parent}:{os.environ['PATH']}")
+    with labelled.fresh_namespace() as namespace:
+        found = Pool(labelled, namespace)
+        yield found
+        found.kubectl("delete", "tpool", NAME, "--ignore-not-found")
+        found.kubectl("delete", "pods", "-l", "app=other", "--ignore-not-found")
+        wait_until(lambda: not found.kubectl("get", "pods", "-o", "name"), 90, "its pods are gone")

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import itertools
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,125 +10,18 @@ import yaml
 
 from twinpool.cli.__main__ import main
 from twinpool.core import protocol
-from twinpool.demo.phases import Phases
-from twinpool.demo.scenario import OPERATOR_NAMESPACE, condition, install_twinpool, pool
-from twinpool.localcluster import cluster as clusters
+from twinpool.demo.near import CLIQUE, MANIFEST, NAME, WIDE, Pool, nodes
+from twinpool.demo.scenario import OPERATOR_NAMESPACE, pool
 from twinpool.localcluster import images
 from twinpool.localcluster.waiting import wait_until
 from twinpool.localengine import image as engine_images
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
-    from twinpool.localcluster.cluster import LocalCluster
     from twinpool.localengine.layout import Engine
 
 pytestmark = pytest.mark.cluster
-
-NAME = "near"
-CLIQUE = "nvidia.com/gpu.clique"
-#: One replica on two nodes of two GPUs, all of which share every layer.
-WIDE: dict[str, Any] = {
-    "parallelism": {"tensor": 4},
-    "resources": {"gpu": {"perNode": 2}},
-    "drainTimeout": "1s",
-    # The simulated engine needs no GPU; these pods ask for some, so that they are placed as others would be.
-    "podTemplate": {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]}},
-}
-MANIFEST: dict[str, Any] = {
-    "apiVersion": protocol.API_VERSION,
-    "kind": protocol.KIND,
-    "metadata": {"name": NAME},
-    "spec": {"model": {"name": "tiny"}, "engine": {"kind": "simulated"}, "decode": WIDE, "placement": {}},
-}
-
-
-@pytest.fixture(scope="module")
-def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """A cluster of four nodes with two GPUs each, two to an NVLink domain and rack."""
-    if request.config.getoption("--cluster") == "external":
-        pytest.skip("the nodes' labels must be ours")
-    request.getfixturevalue("binaries")
-    file: Path = tmp_path_factory.mktemp("nodes") / "nodes.yaml"
-    nodes = [
-        {
-            "name": f"node-{letter}",
-            "gpus": 2,
-            "labels": {CLIQUE: f"c{index // 2}", "network.topology.nvidia.com/leaf": f"r{index // 2}"},
-        }
-        for index, letter in enumerate("abcd")
-    ]
-    file.write_text(yaml.safe_dump({"nodes": nodes}))
-    name = next(name for i in itertools.count() if clusters.is_free(name := f"test-placement-{i}"))
-    with clusters.running(name, nodes=file) as local:
-        install_twinpool(local, Phases(io.StringIO()))
-        yield local
-
-
-class Pool:
-    """The pool of a test, in a namespace of its own."""
-
-    def __init__(self, cluster: LocalCluster, namespace: str) -> None:
-        self.cluster, self.namespace = cluster, namespace
-
-    def kubectl(self, *arguments: str, **options: Any) -> str:
-        return self.cluster.kubectl("-n", self.namespace, *arguments, **options).stdout
-
-    def apply(self, spec: dict[str, Any] | None = None) -> None:
-        manifest = copy.deepcopy(MANIFEST)
-        manifest["spec"] |= spec or {}
-        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(manifest))
-
-    def workers(self) -> list[dict[str, Any]]:
-        """Return the worker pods that are to stay, by name."""
-        selector = f"{protocol.LABEL_POOL}={NAME},{protocol.LABEL_ROLE}=decode"
-        items = self.cluster.json("-n", self.namespace, "get", "pods", "-l", selector)["items"]
-        live = [item for item in items if not item["metadata"].get("deletionTimestamp")]
-        return sorted(live, key=lambda pod: str(pod["metadata"]["name"]))
-
-    def condition(self, kind: str) -> dict[str, Any]:
-        return condition(pool(self.cluster, self.namespace, NAME), kind)
-
-    def ready(self) -> bool:
-        return self.condition("Ready").get("status") == "True"
-
-    def short(self) -> dict[str, Any] | None:
-        found = self.condition("Placed")
-        return found if found.get("status") == "False" else None
-
-    def occupy(self, node: str, gpus: int, **spec: Any) -> str:
-        """Start a pod of somebody else on a node, and return its name."""
-        container = {
-            "name": "other",
-            "image": "twinpool/worker:dev",
-            "command": ["sleep", "3600"],
-            "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
-        }
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": f"other-{node}", "labels": {"app": "other"}},
-            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container], **spec},
-        }
-        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(body))
-        return f"other-{node}"
-
-
-@pytest.fixture
-def near(labelled: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A pool's namespace, which the command line reaches too."""
-    monkeypatch.setenv("KUBECONFIG", str(labelled.kubeconfig))
-    monkeypatch.setenv("PATH", f"{Path(labelled.kubectl_path).parent}:{os.environ['PATH']}")
-    with labelled.fresh_namespace() as namespace:
-        found = Pool(labelled, namespace)
-        yield found
-        found.kubectl("delete", "tpool", NAME, "--ignore-not-found")
-        found.kubectl("delete", "pods", "-l", "app=other", "--ignore-not-found")
-        wait_until(lambda: not found.kubectl("get", "pods", "-o", "name"), 90, "its pods are gone")
-
-
-def nodes(pods: list[dict[str, Any]]) -> list[str]:
-    return [pod["spec"].get("nodeName", "") for pod in pods]
 
 
 def events(near: Pool) -> str:
@@ -321,6 +209,9 @@ def test_a_slow_link_is_told_and_the_next_group_avoids_it(near: Pool, installed_
     (link,) = pool(near.cluster, near.namespace, NAME)["status"]["slowLinks"]
     assert (link["nodes"], link["level"], link["promised"]) == (slow, "nvlink", 200_000_000)
     assert 0 < link["measured"] < 100_000_000
+    (level,) = pool(near.cluster, near.namespace, NAME)["status"]["links"]
+    assert (level["level"], level["pairs"], level["configured"]) == ("nvlink", 1, 200_000_000)
+    assert level["bandwidth"] == link["measured"], "one pair is its own median, which does not count yet"
     group = near.workers()[0]["metadata"]["labels"][protocol.LABEL_GROUP]
     near.kubectl("delete", "statefulset", group)
     wait_until(lambda: group not in near.kubectl("get", "pods", "-o", "name"), 120, "its pods are gone")

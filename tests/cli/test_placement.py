@@ -212,6 +212,46 @@ def test_slow_links_of_any_pool_are_told_and_avoided(
     assert "rank 0: n0" in out, "the other domain"
 
 
+def measured(level: str, pairs: int, bandwidth: int) -> dict[str, Any]:
+    since = "1970-01-01T00:00:00Z"
+    link = {"level": level, "pairs": pairs, "bandwidth": bandwidth, "latency": 1e-6}
+    return {**link, "configured": 450_000_000_000, "since": since}
+
+
+def test_what_was_measured_counts_and_stands_beside_what_was_configured(
+    files: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"prefill": ["n1"], "decode": ["n2", "n3"]}
+    found = running(monkeypatch, places)
+    assert main(["explain", "llama", "--placement", "-o", "json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    assert before["links"] == []
+    found.stored["status"] = {"links": [measured("nvlink", 6, 45_000_000_000), measured("host", 2, 9_000_000_000)]}
+    assert main(["explain", "llama", "--placement", "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    by_level = {link["level"]: link for link in told["links"]}
+    assert (by_level["nvlink"]["used"], by_level["nvlink"]["configured"]) == (45e9, 450e9)
+    assert by_level["nvlink"]["measured"]["pairs"] == 6
+    assert by_level["host"]["used"] == 450e9, "two pairs do not count"
+    assert told["objective"]["tensor"] > before["objective"]["tensor"], "the link that it has is slower than was said"
+    assert main(["explain", "llama", "--placement"]) == 0
+    out = capsys.readouterr().out
+    assert "links of nvlink: 45 GB/s counts; 45 GB/s measured (median of 6 pairs), 450 GB/s configured" in out
+    assert "links of host: 450 GB/s counts; 9 GB/s measured (median of 2 pairs, counts from 3 on)" in out
+    assert "links of rack: 45 GB/s, as those inside it, 50 GB/s configured" in out
+    listed = {"items": [*NODES, {**found.stored, "kind": protocol.KIND}]}
+    assert main(["plan", "-f", files("pool.yaml", manifest()), "--nodes", files("nodes.yaml", listed)]) == 0
+    assert "links of nvlink: 45 GB/s counts" in capsys.readouterr().out
+    found = running(monkeypatch, {"decode": ["n1", "n2"]})
+    found.nodes = [*NODES, node("n4", "c2"), node("n5", "c2")]
+    wins = []
+    for links in ([], [measured("nvlink", 6, 45_000_000_000)]):
+        found.stored["status"] = {"links": links}
+        assert main(["defragment", "llama", "-o", "json"]) == 0
+        wins += [move["wins"] for move in json.loads(capsys.readouterr().out)["moves"]]
+    assert wins[1] < wins[0], "a domain whose links are slower is worth less"
+
+
 def test_links_are_told_as_to_the_operator(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["plan", "-f", files("pool.yaml", manifest()), "--nodes", files("nodes.yaml", {"items": NODES})]
     assert main([*given, "--links", "rack=25"]) == 0

@@ -6,7 +6,6 @@ from twinpool.core.errors import InvalidValue
 from twinpool.core.topology import (
     CLUSTER,
     HOST,
-    LINKS,
     NAMES,
     PRESETS,
     Level,
@@ -15,7 +14,6 @@ from twinpool.core.topology import (
     paths,
     preset,
     topology,
-    with_links,
 )
 
 ZONE, SPINE = "topology.kubernetes.io/zone", "network.topology.nvidia.com/spine"
@@ -65,14 +63,6 @@ def test_labels_for_an_unknown_level_are_refused() -> None:
 def test_a_level_that_the_cluster_lacks_stands_for_the_next_narrower_one() -> None:
     made = topology({"block": ("b",)})
     assert [made.levels[made.index(name)].name for name in NAMES] == ["block"] * 3 + [HOST] * 3
-
-
-def test_measured_bandwidth_replaces_what_was_assumed_and_near_is_never_dearer() -> None:
-    made = topology(PRESETS["topograph"]).measured({"rack": 1e6})
-    rack = made.index("rack")
-    assert made.levels[rack].bandwidth == 1e6
-    assert made.price(rack) == made.price(rack - 1)
-    assert made.levels[0].seconds(LINKS[CLUSTER][0]) == pytest.approx(1.0, abs=0.01)
 
 
 def test_the_first_label_that_a_node_has_counts() -> None:
@@ -147,13 +137,3 @@ def test_a_flag_names_a_preset_or_labels_of_ones_own() -> None:
 def test_a_flag_that_makes_no_sense_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidValue, match=problem):
         parse(text)
-
-
-def test_bandwidths_of_levels_can_be_told() -> None:
-    made = with_links(preset("topograph"), "rack=25G, host=32000000000,")
-    speeds = {level.name: level.bandwidth for level in made.levels}
-    assert (speeds["rack"], speeds[HOST], speeds["block"]) == (25e9, 32e9, LINKS["block"][0])
-    assert with_links(preset("hostname"), "rack=25G") == preset("hostname"), "a level that is not there"
-    for text in ("moon=1G", "rack", "rack=fast"):
-        with pytest.raises(InvalidValue):
-            with_links(preset("auto"), text)

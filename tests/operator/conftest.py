@@ -231,11 +231,11 @@ class ModelCluster:
             for name, pod in self.pods.items()
         }
 
-    def settle(self, rounds: int = 60) -> None:
+    def settle(self, settings: Settings | None = None, rounds: int = 60) -> None:
         """Let everything that can happen happen, until several reconciliations on end have nothing to do."""
         quiet = 0
         for _ in range(rounds):
-            quiet = 0 if self.reconcile() else quiet + 1
+            quiet = 0 if self.reconcile(settings) else quiet + 1
             if quiet > 3:
                 return
             self.run_controllers()

@@ -67,6 +67,14 @@ def group(*pods: PodView, note: str = "", name: str = "g", retired: bool = False
     return Group(Child("StatefulSet", name, f"u{name}", "7", content), "decode", "r", 1, pods, 2)
 
 
+def several(*links: tuple[str, str, float], outcome: str = "passed") -> dict[str, Any]:
+    found = [
+        {"first": f"{first} (rank 0)", "second": f"{second} (rank 1)", "latency": 1e-5, "bandwidth": bandwidth}
+        for first, second, bandwidth in links
+    ]
+    return {"outcome": outcome, "problem": "", "backend": "nccl", "links": found}
+
+
 def said(bandwidth: float, *, first: str = "g-0", second: str = "g-1", outcome: str = "passed") -> dict[str, Any]:
     link = {"first": f"{first} (rank 0)", "second": f"{second} (rank 1)", "latency": 1e-5, "bandwidth": bandwidth}
     return {"outcome": outcome, "problem": "", "backend": "nccl", "links": [link]}
@@ -169,6 +177,30 @@ def test_a_note_is_about_one_start_of_the_leader(make_pool: Make) -> None:
     again = dataclasses.replace(PAIR.pods[0], containers=(ContainerView("engine", "i", restarts=1),))
     assert noted(group(again, PAIR.pods[1], note=note.to_json())) is None
     assert noted(group(note=note.to_json())) is None, "no leader"
+
+
+def test_the_median_of_each_level_is_noted(make_pool: Make) -> None:
+    trio = group(pod(0, "a"), pod(1, "b"), pod(2, "c"))
+    answer = several(("g-0", "g-1", 30e9), ("g-0", "g-2", 3e9), ("g-1", "g-2", 2e9), ("g-0", "g-0", 400e9))
+    note = note_of(make_pool(), answer, trio)
+    assert note is not None
+    assert [(item.level, item.pairs, item.bandwidth) for item in note.levels] == [
+        ("cluster", 2, 2e9),
+        ("host", 1, 400e9),
+        ("rack", 1, 30e9),
+    ]
+    assert Note.from_json(note.to_json()) == note
+    broken = note_of(make_pool(), {**answer, "outcome": "unfinished"}, trio)
+    assert broken is not None
+    assert broken.levels == (), "what broke off tells nothing of the network"
+    blind = note_of(make_pool(), answer, trio, sees_nodes=False, labels={})
+    assert blind is not None
+    assert blind.levels == (), "without labels nobody knows the level"
+    older = json.loads(note.to_json())
+    del older["levels"]
+    earlier = Note.from_json(json.dumps(older))
+    assert earlier is not None, "an older operator noted no levels"
+    assert earlier.levels == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"leader": "x"})])

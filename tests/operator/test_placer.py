@@ -21,7 +21,8 @@ from twinpool.operator.shell.cluster import ApiRefused
 from twinpool.operator.shell.nodes import NodeReader
 from twinpool.operator.shell.observe import Memory
 from twinpool.operator.shell.placer import LONGEST, SETTLE, SHORTEST, Placer
-from twinpool.operator.shell.selfcheck import sees_nodes
+from twinpool.operator.shell.selfcheck import compute_domains, sees_nodes
+from twinpool.operator.shell.watch import kinds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -50,6 +51,12 @@ class Nodes:
         self.errors: list[ApiRefused] = []
         self.reads = 0
         self.refused: set[str] = set()
+        self.kinds: list[str] | None = None
+
+    async def read(self, path: str) -> dict[str, Any]:
+        if self.kinds is None:
+            raise ApiRefused(404, "not found")
+        return {"resources": [{"kind": kind} for kind in self.kinds]}
 
     def node(self, name: str) -> None:
         conditions = [{"type": "Ready", "status": "True"}]
@@ -222,6 +229,21 @@ async def test_whether_nodes_may_be_chosen() -> None:
         assert not await sees_nodes(api)  # type: ignore[arg-type]
 
 
+async def test_whether_groups_can_get_compute_domains() -> None:
+    api = Nodes()
+    assert await compute_domains(api, "") == "NotServed"  # type: ignore[arg-type]
+    api.kinds = ["ResourceClaim"]
+    assert await compute_domains(api, "") == "NotServed"  # type: ignore[arg-type]
+    api.kinds = ["ComputeDomain"]
+    assert await compute_domains(api, "team") == "Served"  # type: ignore[arg-type]
+    api.refused = {"delete computedomains"}
+    assert await compute_domains(api, "team") == "NotAllowed"  # type: ignore[arg-type]
+    api.refused = {"broken"}
+    assert await compute_domains(api, "") == "NotServed", "who cannot ask makes none"  # type: ignore[arg-type]
+    assert "ComputeDomain" in kinds(["ComputeDomain"])
+    assert "ComputeDomain" not in kinds(), "a kind that is not served is not waited for"
+
+
 class Pods:
     """An API server with one pod, whose patches fail on request."""
 
@@ -279,3 +301,16 @@ async def test_slow_links_that_other_pools_know_are_avoided(
     scene.placer.wake()
     await ran(scene, 5)
     assert scene.placer.verdicts(KEY)[name].nodes == ("n1",), "a pod without GPUs has no links inside its node"
+
+
+async def test_what_the_groups_of_all_pools_measured_counts(
+    scene: Scene, make_pool: Callable[..., InferencePool]
+) -> None:
+    since = "1970-01-01T00:00:00Z"
+    link = {"level": "rack", "bandwidth": 10**10, "latency": 1e-6, "configured": 5 * 10**10, "since": since}
+    body = make_pool().model_dump(mode="json", by_alias=True, exclude_none=True)
+    for name, pairs in (("one", 2), ("two", 1)):
+        scene.cache.put(protocol.KIND, name, ("team", name), {**body, "status": {"links": [{**link, "pairs": pairs}]}})
+    made = scene.placer._known_topology()
+    rack = made.levels[made.index("rack")]
+    assert (rack.bandwidth, rack.measured) == (1e10, True), "three pairs in all"

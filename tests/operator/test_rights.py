@@ -10,6 +10,7 @@ import yaml
 
 from twinpool.core.crd import custom_resource_definition
 from twinpool.operator.logic.rights import (
+    COMPUTE_DOMAIN_RIGHTS,
     LEASE_RIGHTS,
     PLACEMENT_RIGHTS,
     RIGHTS,
@@ -39,11 +40,11 @@ def asked(rights: tuple[Right, ...]) -> set[tuple[str, str, str]]:
 
 
 def test_the_rights_that_are_checked_are_those_of_the_manifest() -> None:
-    assert asked(RIGHTS + PLACEMENT_RIGHTS) == granted("ClusterRole"), (
+    assert asked(RIGHTS + PLACEMENT_RIGHTS + COMPUTE_DOMAIN_RIGHTS) == granted("ClusterRole"), (
         "keep logic/rights.py and deploy/operator.yaml equal"
     )
     assert asked(LEASE_RIGHTS) == granted("Role")
-    assert asked(RIGHTS + LEASE_RIGHTS) == granted("Role", "namespaced/operator.yaml")
+    assert asked(RIGHTS + COMPUTE_DOMAIN_RIGHTS + LEASE_RIGHTS) == granted("Role", "namespaced/operator.yaml")
 
 
 def test_the_operator_of_one_namespace_differs_in_its_scope_alone() -> None:

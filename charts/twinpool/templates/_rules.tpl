@@ -40,6 +40,9 @@ and says what each right is for. */}}
   resources: [pods]
   verbs: [delete]
 {{- end }}
+- apiGroups: [resource.nvidia.com]
+  resources: [computedomains]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

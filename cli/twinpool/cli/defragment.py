@@ -23,7 +23,8 @@ from twinpool.cli.placement import (
 )
 from twinpool.cli.pools import observe
 from twinpool.cli.table import write_value
-from twinpool.core.topology import AUTO, Topology, with_links
+from twinpool.core.links import with_links, with_measured
+from twinpool.core.topology import AUTO, Topology
 from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.placement import reading
@@ -66,7 +67,8 @@ def moves_of(observed: Observed, seen: Seen, topology: Topology, least: float = 
     gangs = [whole(claim) for claim in claims if claim.name in there]
     wants = {gang.pool: reading.constraints(observed.pool) for gang in gangs}
     nodes = with_holders(seen.nodes, seen.pods, own)
-    return proposed(Question(gangs, nodes, topology, wants, seen.slow), there, least)
+    network = with_measured(topology, seen.measured)
+    return proposed(Question(gangs, nodes, network, wants, seen.slow), there, least)
 
 
 def _json(move: Move) -> dict[str, Any]:

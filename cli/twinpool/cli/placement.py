@@ -7,7 +7,7 @@ else takes a node in between.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,13 +17,14 @@ from cyclopts import Parameter
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import RESOURCE, from_file, observe, with_manifest
-from twinpool.cli.seconds import cost_lines, costs_json
+from twinpool.cli.seconds import cost_lines, costs_json, link_lines
 from twinpool.cli.sizing import Asked, served, sizing
 from twinpool.cli.table import write_value
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
+from twinpool.core.links import LINKS_HELP, LevelLink, Measured, level_links, with_links, with_measured
 from twinpool.core.placement import Placement
-from twinpool.core.topology import AUTO, LINKS_HELP, Weights, with_links
+from twinpool.core.topology import AUTO, Weights
 from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.actions import Apply
 from twinpool.operator.logic.groups import Group, groups
@@ -68,6 +69,8 @@ class Seen:
     nodes: list[Node]
     pods: list[Held]
     slow: SlowLinks = frozenset()
+    #: What preflights measured of the network's levels.
+    measured: tuple[Measured, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Layout:
     domains: Tree
     gangs: Sequence[Gang]
     wants: Constraints
+    links: Sequence[LevelLink] = ()
 
 
 def plan(
@@ -158,17 +162,19 @@ def foreseen(observed: Observed, seen: Seen, topology: Topology) -> Layout:
     if pool.spec.placement is None:
         pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"placement": Placement()})})
         observed = replace(observed, pool=pool)
+    said, topology = topology, with_measured(topology, seen.measured)
     existing = [Claim(pool, group) for group in groups(observed) if not group.retired]
     claims = [*existing, *_coming(observed, {claim.group.name for claim in existing}, topology)]
     ledger = decide(claims, {}, seen.nodes, seen.pods, topology, seen.slow)
     places = {name: found.nodes for name, found in ledger.verdicts.items() if found.nodes}
     places |= {claim.name: where for claim in existing if (where := located(claim))}
     short = {name: found.short for name, found in ledger.verdicts.items() if found.short}
-    return _layout(pool, claims, Assignment(places, short), seen, topology)
+    return replace(_layout(pool, claims, Assignment(places, short), seen, topology), links=_links(said, seen))
 
 
 def compared(observed: Observed, seen: Seen, topology: Topology) -> tuple[Layout, Layout]:
     """Return where a pool's groups lie, and where they would lie if they were placed anew."""
+    said, topology = topology, with_measured(topology, seen.measured)
     claims = [Claim(observed.pool, group) for group in groups(observed) if not group.retired]
     there = {claim.name: where for claim in claims if (where := located(claim))}
     own = {pod.uid for claim in claims for pod in claim.pods}
@@ -179,7 +185,13 @@ def compared(observed: Observed, seen: Seen, topology: Topology) -> tuple[Layout
     now = Assignment(there, pending)
     anew = place([gang for gang in gangs if gang.name in there], _held(others), {}, topology, wants, slow=seen.slow)
     pool = observed.pool
-    return _layout(pool, claims, now, others, topology), _layout(pool, claims, anew, others, topology)
+    layouts = (_layout(pool, claims, where, others, topology) for where in (now, anew))
+    first, second = (replace(layout, links=_links(said, seen)) for layout in layouts)
+    return first, second
+
+
+def _links(said: Topology, seen: Seen) -> list[LevelLink]:
+    return [link for link in level_links(said, seen.measured) if seen.measured]
 
 
 def _coming(observed: Observed, known: set[str], topology: Topology) -> list[Claim]:
@@ -243,7 +255,13 @@ def _seen(items: Sequence[dict[str, Any]]) -> Seen:
     pods = [reading.held(item) for item in items if item.get("kind") == "Pod"]
     nodes = [reading.node(item) for item in items if item.get("kind") == "Node"]
     links = [link for item in items if item.get("kind") == protocol.KIND for link in _slow(item)]
-    return Seen(nodes, [pod for pod in pods if pod], frozenset(links))
+    measured = [link for item in items if item.get("kind") == protocol.KIND for link in _measured(item)]
+    return Seen(nodes, [pod for pod in pods if pod], frozenset(links), tuple(measured))
+
+
+def _measured(pool: dict[str, Any]) -> list[Measured]:
+    links = (pool.get("status") or {}).get("links") or ()
+    return [Measured(link["level"], link["pairs"], float(link["bandwidth"]), link["latency"]) for link in links]
 
 
 def _slow(pool: dict[str, Any]) -> list[frozenset[str]]:
@@ -256,6 +274,7 @@ def as_json(observed: Observed, layout: Layout) -> dict[str, Any]:
         "pool": observed.pool.metadata.name,
         "groups": [_group_json(claim, layout) for claim in layout.claims],
         "objective": {**{term: getattr(layout.score, term) for term in TERMS}, "total": layout.score.total},
+        "links": [asdict(link) for link in layout.links],
         "labels": [f"node {item.node} {item.problem}" for item in layout.domains.complaints],
     }
 
@@ -289,5 +308,6 @@ def _write(layout: Layout) -> None:
     sys.stdout.write("what it costs, in GPUs worth nothing (docs/placement.md):\n")
     for term, words in TERMS.items():
         sys.stdout.write(f"  {getattr(layout.score, term):8.2f}  {words}\n")
+    sys.stdout.writelines(f"{line}\n" for line in link_lines(layout.links))
     for item in layout.domains.complaints:
         sys.stdout.write(f"node {item.node} {item.problem}: not used at level {item.level}\n")

@@ -54,3 +54,8 @@ class Placement(Part):
     expert: ExpertPlacement = Field(default_factory=ExpertPlacement, description="All ranks of a group.")
     pair: PairPlacement = Field(default_factory=PairPlacement, description="Prefill and the decode that it feeds.")
     spread: SpreadPlacement = Field(default_factory=SpreadPlacement, description="Groups of one role.")
+    compute_domain: Literal["auto", "never"] = Field(
+        "auto",
+        description="auto: each new group of several nodes with NVIDIA GPUs gets a ComputeDomain, which opens NVLink "
+        "between nodes, where the cluster serves resource.nvidia.com/v1beta1; status.computeDomain says whether.",
+    )

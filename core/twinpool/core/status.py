@@ -47,6 +47,17 @@ class SlowLink(Part):
     since: str = Field(description="When it was measured last.", json_schema_extra={"format": "date-time"})
 
 
+class LinkStatus(Part):
+    """What preflights of the pool's groups measured of the links of one level of the network."""
+
+    level: str = Field(max_length=63, description="The level.")
+    pairs: int = Field(ge=1, description="Pairs of ranks that were measured.")
+    bandwidth: int = Field(ge=0, description="Their median, in bytes per second.")
+    latency: float = Field(ge=0, description="Their median, in seconds.")
+    configured: int = Field(ge=0, description="What the operator was told or assumes of it, in bytes per second.")
+    since: str = Field(description="When it was measured last.", json_schema_extra={"format": "date-time"})
+
+
 class InferencePoolStatus(Part):
     """What is, derived from the live children of the pool."""
 
@@ -73,10 +84,21 @@ class InferencePoolStatus(Part):
     placement: str | None = Field(
         None, description="How the nodes of new groups are chosen: pin or affinity; absent without spec.placement."
     )
+    compute_domain: str | None = Field(
+        None,
+        description="What new groups of several nodes get: PerGroup (one ComputeDomain each), or why none: NotServed "
+        "by this cluster, NotAllowed to the operator, Never (as asked), OwnClaims (pods have resource claims of the "
+        "user's); absent without spec.placement and where no group spans nodes.",
+    )
     slow_links: Annotated[tuple[SlowLink, ...], Field(max_length=16)] | None = Field(
         None,
         description="Links that were measured too slow within the last day, also of groups that are gone: new groups "
         "avoid them.",
+    )
+    links: Annotated[tuple[LinkStatus, ...], Field(max_length=8)] | None = Field(
+        None,
+        description="Links by level as preflights measured them, also those of groups that went within the last day. "
+        "From three pairs on, over all pools, placement counts with them instead of what the operator was told.",
     )
     endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
     objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue
-from twinpool.core.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,12 +37,15 @@ class Level:
         Bytes/s in one direction between two GPUs whose narrowest common domain is at this level.
     latency:
         Seconds before the first byte of a message between them.
+    measured:
+        Whether both are what was measured, instead of what was said or assumed.
     """
 
     name: str
     labels: tuple[str, ...]
     bandwidth: float
     latency: float
+    measured: bool = False
 
     def seconds(self, size: float) -> float:
         """Return the seconds that a message of ``size`` bytes takes."""
@@ -52,7 +54,7 @@ class Level:
 
 #: Bytes/s and seconds per level. The data sheets' peaks for an NVLink of the H100 generation (900 GB/s in both
 #: directions together) and for one 400 Gbit/s adapter for each GPU; what lies beyond a rack is an assumption: each step
-#: halves what a GPU gets. Measured figures replace them (:meth:`Topology.measured`).
+#: halves what a GPU gets. What is known better replaces them (:mod:`twinpool.core.links`).
 LINKS: Mapping[str, tuple[float, float]] = {
     CLUSTER: (3.125e9, 1e-3),
     "zone": (6.25e9, 2e-5),
@@ -116,34 +118,6 @@ class Topology:
         """
         slowest = min(level.bandwidth for level in self.levels)
         return slowest / max(level.bandwidth for level in self.levels[: index + 1])
-
-    def measured(self, bandwidths: Mapping[str, float]) -> Topology:
-        """Return the topology with measured bandwidths, in bytes/s by level name."""
-        return Topology(tuple(replace(x, bandwidth=bandwidths.get(x.name, x.bandwidth)) for x in self.levels))
-
-
-LINKS_HELP = "bytes/s of one GPU over the links of a level, such as rack=25G,host=32G (empty: data sheets)"
-
-
-def with_links(topology: Topology, text: str) -> Topology:
-    """Return the topology with the bandwidths that ``text`` names (``rack=25G,host=32G``), in bytes/s.
-
-    A level that the topology does not have is taken and does nothing: one setting serves clusters of several kinds.
-
-    Raises
-    ------
-    InvalidValue
-        When a level is unknown or a size cannot be read.
-    """
-    found: dict[str, float] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, size = entry.partition("=")
-        if name not in (CLUSTER, *NAMES) or not equals:
-            raise InvalidValue(
-                f"the link {entry!r} is not understood", f"write LEVEL=BYTES; levels are {', '.join((CLUSTER, *NAMES))}"
-            )
-        found[name] = float(parse_bytes(size))
-    return topology.measured(found)
 
 
 def topology(labels: Mapping[str, tuple[str, ...]]) -> Topology:

@@ -11,7 +11,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue, TwinpoolError
-from twinpool.core.topology import AUTO, LINKS_HELP, PRESETS, with_links
+from twinpool.core.links import LINKS_HELP, with_links
+from twinpool.core.topology import AUTO, PRESETS
 from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.operator import Options, run_operator

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
+from twinpool.core.topology import AUTO, Topology, preset
 from twinpool.operator.logic import names
 from twinpool.operator.logic.admission import refused
 from twinpool.operator.logic.disruption import exposed
@@ -49,6 +50,10 @@ class Situation:
     standstill: str = ""
     #: How the nodes of new groups are chosen; None leaves it to kube-scheduler.
     placement: str | None = None
+    #: Whether new groups get a ComputeDomain each, or why not; None where none could use one.
+    compute_domain: str | None = None
+    #: What the operator was told of the network.
+    topology: Topology = field(default_factory=lambda: preset(AUTO))
 
     @property
     def live(self) -> list[Group]:

@@ -11,6 +11,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core.links import Measured as LevelMedian
+from twinpool.core.links import combined
 from twinpool.core.topology import Path, Topology, paths
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Annotate
@@ -86,6 +88,8 @@ class Note:
     #: Nodes of the group, between all of which links were measured, and whether links inside one were, too.
     nodes: tuple[str, ...] = ()
     inside: bool = False
+    #: Medians of the links by level.
+    levels: tuple[LevelMedian, ...] = ()
 
     def to_json(self) -> str:
         """Return the value of the annotation."""
@@ -106,9 +110,14 @@ class Note:
                 slow=tuple(_link(entry) for entry in value["slow"]),
                 nodes=tuple(map(str, value["nodes"])),
                 inside=bool(value["inside"]),
+                levels=tuple(_level(entry) for entry in value.get("levels", ())),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
+
+
+def _level(value: Mapping[str, Any]) -> LevelMedian:
+    return LevelMedian(str(value["level"]), int(value["pairs"]), float(value["bandwidth"]), float(value["latency"]))
 
 
 def _link(value: Mapping[str, Any]) -> Link:
@@ -198,13 +207,20 @@ def noting(
         domains = (
             paths(topology, {node: observed.node_labels[node] for node in where.values()})[0] if sees_nodes else {}
         )
-        links = [link for each in found.links if (link := judged(each, where, domains, topology)) is not None]
+        pairs = [(each, link) for each in found.links if (link := judged(each, where, domains, topology)) is not None]
+        links = [link for _, link in pairs]
         worst = min(links, key=lambda link: (link.share, link.measured), default=None)
         slow = tuple(sorted((link for link in links if link.share < SLOW_SHARE), key=lambda link: link.share)[:MOST])
         nodes, inside = tuple(sorted(set(where.values()))), any(link.nodes[0] == link.nodes[1] for link in links)
-        value = Note(_start(leader), now, found.outcome, found.problem, worst, slow, nodes, inside).to_json()
+        levels = _medians(pairs) if found.outcome == "passed" else ()
+        value = Note(_start(leader), now, found.outcome, found.problem, worst, slow, nodes, inside, levels).to_json()
         result.append(Annotate("StatefulSet", group.name, group.child.uid, names.INTERCONNECT_ANNOTATION, value))
     return result
+
+
+def _medians(pairs: Iterable[tuple[Measured, Link]]) -> tuple[LevelMedian, ...]:
+    known = [LevelMedian(link.level, 1, each.bandwidth, each.latency) for each, link in pairs if link.level]
+    return tuple(combined(known).values())
 
 
 def judged(each: Measured, where: Mapping[str, str], domains: Mapping[str, Path], topology: Topology) -> Link | None:

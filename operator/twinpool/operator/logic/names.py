@@ -27,6 +27,9 @@ PLACEMENT_ANNOTATION = f"{protocol.GROUP}/placement"
 #: On the StatefulSet of a group that only new nodes can hold: label and nodes of its pods' affinity.
 GROWTH_ANNOTATION = f"{protocol.GROUP}/placement-growth"
 
+#: ``true`` on a group's StatefulSet whose pods claim a channel of a ComputeDomain, for as long as the group lives.
+COMPUTE_DOMAIN_ANNOTATION = f"{protocol.GROUP}/compute-domain"
+
 ROUTER = protocol.ROUTER_ROLE
 
 

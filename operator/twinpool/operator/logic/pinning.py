@@ -13,6 +13,8 @@ from twinpool.core import protocol
 from twinpool.core.placement import Placement
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import HandOver, TakeBack
+from twinpool.operator.logic.compute_domain import claiming
+from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.placement.affinity import ungating, wishes, with_wishes
 from twinpool.operator.logic.placement.growth import affinity_for
 from twinpool.operator.logic.placement.model import Growth, Verdict
@@ -62,11 +64,20 @@ def placing(
     chosen: Mode | None,
     settings: Settings,
     grows: str = "",
+    *,
+    domain: bool = False,
 ) -> dict[str, Any]:
     """Return what a group's StatefulSet gets so that its pods find their nodes: annotations, and parts of the spec.
 
-    ``grows`` is what :func:`growing` says of the group.
+    ``grows`` is what :func:`growing` says of the group, ``domain`` whether its pods claim a ComputeDomain's channel.
     """
+    found = _finding(pool, role, template, name, chosen, settings, grows)
+    return merge(found, claiming(name)) if domain else found
+
+
+def _finding(
+    pool: InferencePool, role: str, template: Template, name: str, chosen: Mode | None, settings: Settings, grows: str
+) -> dict[str, Any]:
     if chosen is None:
         return {"annotations": {}, "spec": {}}
     spec: dict[str, Any] = {}

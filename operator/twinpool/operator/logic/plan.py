@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic import names, progress, restarts
+from twinpool.operator.logic import compute_domain, names, progress, restarts
 from twinpool.operator.logic.account import with_account
 from twinpool.operator.logic.actions import Action, Delete, Plan, Try, WriteScaling
 from twinpool.operator.logic.autoscaler import TICK
@@ -47,13 +47,16 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     existing, newest, todo = decision.existing, decision.newest, decision.todo
     children = {(child.kind, child.name): child for child in observed.children}
     serial = max(observed.last_serial, last_serial(existing, _remembered(pool, children)))
+    kept = _kept(observed, existing, todo, decision.revisions, settings)
+    created = _created(pool, existing, todo.create, decision.revisions[todo.revision], serial, settings)
     wanted_objects = [
         *_router(pool, children, settings, serial),
         *(headless_service(pool, name) for name in names.roles(pool)),
         *(disruption_budget(pool, name) for name in names.roles(pool)),
         *(revision_object(pool, item) for item in decision.revisions.values() if item.name not in decision.beyond),
-        *_kept(observed, existing, todo, decision.revisions, settings),
-        *_created(pool, existing, todo.create, decision.revisions[todo.revision], serial, settings),
+        *compute_domain.domains(pool, [*kept, *created], settings),
+        *kept,
+        *created,
     ]
     bodies = [stamped(body) for body in wanted_objects]
     actions: list[Action] = [*_scaling(observed), *applies(bodies, children, observed.contests)]
@@ -65,6 +68,8 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         for name in sorted(decision.beyond)
         if (child := children.get((KIND, object_name(pool.metadata.name, name))))
     ]
+    sets = [*(group.name for group in existing), *(body["metadata"]["name"] for body in created)]
+    actions += [_delete(child) for child in compute_domain.left_over(observed, sets)]
     actions += [*handed_over(observed, existing, settings), *taken_back(observed, existing, now)]
     actions += remade(observed, existing, settings)
     actions += [*naming(existing), *restarts.counting(observed, existing)]
@@ -80,6 +85,8 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         acting=bool(actions),
         standstill="" if todo else progress.standstill(observed, ends, now),
         placement=mode(pool, newest.templates.values(), settings),
+        topology=settings.topology,
+        compute_domain=compute_domain.state(pool, newest.templates.values(), settings),
     )
     again = [*pinning_ends(observed, existing), *([] if ends is None else [ends])]
     again += [now + TICK] if observed.scaling else []
@@ -123,7 +130,8 @@ def _kept(
         template = revision.templates.get(group.role) if revision else None
         if template is not None and not group.retired and group.name not in todo.retire:
             grows = growing(group, observed.verdicts.get(group.name), settings)
-            added = placing(pool, group.role, template, group.name, noted(group), settings, grows)
+            domain = compute_domain.noted(group)
+            added = placing(pool, group.role, template, group.name, noted(group), settings, grows, domain=domain)
             result.append(group_set(pool, group.role, template, group.revision, group.serial, group.name, added))
     return result
 
@@ -141,7 +149,8 @@ def _created(
     for role, template in revision.templates.items():
         named = new_names(pool.metadata.uid, pool.metadata.name, role, serial, create.get(role, 0), taken)
         for number, name in named:
-            added = placing(pool, role, template, name, mode(pool, [template], settings), settings)
+            domain = compute_domain.chosen(pool, template, settings)
+            added = placing(pool, role, template, name, mode(pool, [template], settings), settings, domain=domain)
             result.append(group_set(pool, role, template, revision.name, number, name, added))
             serial = number
     return result

@@ -44,6 +44,8 @@ PLACEMENT_RIGHTS = (
     Right("", "nodes", ("list",)),
     Right("", "pods", ("list", "delete")),
 )
+#: Rights without which groups that span nodes get no ComputeDomain.
+COMPUTE_DOMAIN_RIGHTS = (Right("resource.nvidia.com", "computedomains", (*_MAKE, "delete")),)
 #: Rights on the Lease, in its own namespace.
 LEASE_RIGHTS = (Right("coordination.k8s.io", "leases", ("create", "get", "update")),)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from twinpool.core.topology import AUTO, Topology, preset
 
 #: The vLLM release whose flags, metrics and handoff protocol Twinpool was built against.
 VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
+
+#: Whether the API server has NVIDIA's ComputeDomains, and the operator may make them.
+ComputeDomains = Literal["Served", "NotServed", "NotAllowed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +24,4 @@ class Settings:
     topology: Topology = field(default_factory=lambda: preset(AUTO))
     #: Whether nodes and pods of the whole cluster may be read, without which no node can be chosen.
     sees_nodes: bool = False
+    compute_domains: ComputeDomains = "NotServed"

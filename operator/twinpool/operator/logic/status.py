@@ -7,7 +7,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
-from twinpool.operator.logic import names
+from twinpool.operator.logic import measured_links, names
 from twinpool.operator.logic.conditions import Situation, Statement, statements, with_times
 from twinpool.operator.logic.router_objects import endpoint
 from twinpool.operator.logic.slow_links import remembered
@@ -38,8 +38,12 @@ def status(situation: Situation, now: float) -> Status:
         result["servingRevision"] = serving
     if slow := remembered(pool, situation.groups, now):
         result["slowLinks"] = slow
+    if links := measured_links.remembered(pool, situation.groups, situation.topology, now):
+        result["links"] = links
     if situation.placement is not None:
         result["placement"] = situation.placement
+    if situation.compute_domain is not None:
+        result["computeDomain"] = situation.compute_domain
     objectives = pool.spec.objectives.model_dump(by_alias=True, exclude_none=True)
     if pool.spec.objectives.ttft or pool.spec.objectives.itl:
         result["objectives"] = objectives

@@ -43,12 +43,14 @@ class Audit:
         self._cache = cache
         self._namespace = namespace
         self._seen = seen
+        #: Kinds that are watched; may be replaced before anything is, by what the cluster turned out to serve.
+        self.kinds = kinds()
         self._due: set[str] = set()
         self._wake = asyncio.Event()
 
     def ask(self, path: str) -> None:
         """Compare the kind that was just listed at ``path``."""
-        for kind in kinds():
+        for kind in self.kinds:
             if path.endswith(list_path(kind, self._namespace)):
                 self._due.add(kind)
                 self._wake.set()
@@ -87,7 +89,7 @@ class Audit:
 
     async def complete(self, streams: Streams) -> None:
         """Return when every kind was listed and everything that exists is in the caches."""
-        for kind in kinds():
+        for kind in self.kinds:
             await streams.watched(list_path(kind, self._namespace))
             while True:
                 if await self._complete(kind):

@@ -40,6 +40,7 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Event": ("/api/v1", "events"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "ComputeDomain": ("/apis/resource.nvidia.com/v1beta1", "computedomains"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import kopf
 
+from twinpool.operator.logic import compute_domain
 from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.apply import Executor
 from twinpool.operator.shell.audit import Audit
@@ -32,9 +33,9 @@ from twinpool.operator.shell.placer import Placer
 from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks
 from twinpool.operator.shell.queue import WorkQueue
 from twinpool.operator.shell.recorder import Recorder
-from twinpool.operator.shell.selfcheck import problem, sees_nodes
+from twinpool.operator.shell.selfcheck import compute_domains, problem, sees_nodes
 from twinpool.operator.shell.streams import SILENT_AFTER, Streams
-from twinpool.operator.shell.watch import Cache, PoolKey, watch_registry, watch_settings
+from twinpool.operator.shell.watch import Cache, PoolKey, kinds, watch_registry, watch_settings
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Operator:
         self._memory = Memory()
         self._problem = "the API server has not answered yet"
         self._synced = False
+        #: Kinds that not every cluster serves and this one does.
+        self._served: tuple[str, ...] = ()
         self._journal = Journal()
         self._audit = Audit(cluster, self._cache, options.namespace, self._seen)
         self._streams = Streams(self._audit.ask)
@@ -125,11 +128,15 @@ class Operator:
             await runner.cleanup()
 
     async def _look_around(self) -> None:
-        """Find out whether nodes can be chosen here; an operator of one namespace knows nothing of the others."""
+        """Find out what can be done here; an operator of one namespace knows nothing of the others' nodes."""
         seen = not self._options.namespace and await sees_nodes(self._cluster)
         if not seen:
             _log.info("nodes are left to kube-scheduler: they may not be read, or only one namespace is served")
-        self._reconciler.settings = replace(self._options.settings, sees_nodes=seen)
+        domains = await compute_domains(self._cluster, self._options.namespace)
+        if domains == "Served":
+            self._served = (compute_domain.KIND,)
+            self._audit.kinds = kinds(self._served)
+        self._reconciler.settings = replace(self._options.settings, sees_nodes=seen, compute_domains=domains)
 
     async def _run_until(self, stop: asyncio.Event) -> None:
         workers = [asyncio.create_task(self._reconciler.work(), name=f"worker-{n}") for n in range(WORKERS)]
@@ -168,7 +175,7 @@ class Operator:
     async def _watch(self, stop: asyncio.Event, ended: asyncio.Event) -> None:
         namespaces = [self._options.namespace] if self._options.namespace else []
         tasks = await kopf.spawn_tasks(
-            registry=watch_registry(self._cache, self._seen, self._streams),
+            registry=watch_registry(self._cache, self._seen, self._streams, self._served),
             settings=watch_settings(),
             standalone=True,
             clusterwide=not namespaces,

@@ -14,6 +14,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
+from twinpool.core.links import with_measured
+from twinpool.operator.logic import measured_links
 from twinpool.operator.logic.groups import Group, groups
 from twinpool.operator.logic.observed import Observed
 from twinpool.operator.logic.pinning import claimed, coming
@@ -131,7 +133,7 @@ class Placer:
             before.promises,
             nodes,
             [pod for pod in pods if pod],
-            self._topology,
+            self._known_topology(),
             self._slow(),
         )
         self._ledger = made
@@ -163,6 +165,11 @@ class Placer:
         """Return the links that any pool knows to be slow."""
         pools = [self._read(key, "status", "slowLinks") for key in self._cache.pools()]
         return known(pool for pool in pools if pool is not None)
+
+    def _known_topology(self) -> Topology:
+        """Return the network as it was told, with what groups measured of it."""
+        pools = [self._read(key, "status", "links") for key in self._cache.pools()]
+        return with_measured(self._topology, measured_links.known(pool for pool in pools if pool is not None))
 
     def _more_come(self) -> bool:
         """Return whether a pool of which something waits is about to get more pods."""

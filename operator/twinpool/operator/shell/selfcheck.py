@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.crd import custom_resource_definition
+from twinpool.operator.logic import compute_domain
 from twinpool.operator.logic.rights import (
+    COMPUTE_DOMAIN_RIGHTS,
     LEASE_RIGHTS,
     PLACEMENT_RIGHTS,
     RIGHTS,
@@ -24,6 +26,7 @@ from twinpool.operator.logic.rights import (
 from twinpool.operator.shell.cluster import ApiRefused
 
 if TYPE_CHECKING:
+    from twinpool.operator.logic.settings import ComputeDomains
     from twinpool.operator.shell.cluster import Cluster
 
 _log = logging.getLogger(__name__)
@@ -56,6 +59,23 @@ async def sees_nodes(cluster: Cluster) -> bool:
     except ApiRefused as error:
         _log.warning("whether nodes may be read cannot be checked: %s", error)
         return False
+
+
+async def compute_domains(cluster: Cluster, namespace: str) -> ComputeDomains:
+    """Return whether groups can get ComputeDomains, as it is now: a driver that comes later is seen after a restart."""
+    questions = [attributes(right, verb, namespace) for right in COMPUTE_DOMAIN_RIGHTS for verb in right.verbs]
+    try:
+        served = await cluster.read(f"/apis/{compute_domain.API_VERSION}")
+        if not any(item.get("kind") == compute_domain.KIND for item in served.get("resources") or ()):
+            return "NotServed"
+        if all([await cluster.allowed(what) for what in questions]):
+            return "Served"
+    except ApiRefused as error:
+        if error.code != 404:
+            _log.warning("whether ComputeDomains are served cannot be checked: %s", error)
+        return "NotServed"
+    _log.info("the cluster has ComputeDomains, which the operator may not make: groups that span nodes get none")
+    return "NotAllowed"
 
 
 def crd_problem(error: ApiRefused) -> str:

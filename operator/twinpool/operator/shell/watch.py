@@ -10,18 +10,19 @@ import asyncio
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import kopf
 
 from twinpool.core import protocol
+from twinpool.operator.logic import compute_domain
 from twinpool.operator.logic.observed import pool_key, read_child, read_pod
 from twinpool.operator.shell.cache import POD, Cache, PoolKey
 from twinpool.operator.shell.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
 __all__ = ["Cache", "PoolKey", "Seen", "kinds", "selector", "watch_registry", "watch_settings"]
 
@@ -35,6 +36,10 @@ _CHILDREN: Mapping[str, tuple[str, tuple[str, str, str]]] = {
     "PodDisruptionBudget": ("poddisruptionbudgets", ("policy", "v1", "poddisruptionbudgets")),
     "Role": ("roles", ("rbac.authorization.k8s.io", "v1", "roles")),
     "RoleBinding": ("rolebindings", ("rbac.authorization.k8s.io", "v1", "rolebindings")),
+}
+#: Children that are watched where the cluster serves their kind.
+_OPTIONAL: Mapping[str, tuple[str, tuple[str, str, str]]] = {
+    compute_domain.KIND: ("computedomains", ("resource.nvidia.com", "v1beta1", "computedomains")),
 }
 
 
@@ -64,9 +69,13 @@ class Patience:
         yield from itertools.repeat(10.0)
 
 
-def kinds() -> list[str]:
-    """Return the kinds that are watched."""
-    return [protocol.KIND, POD, *_CHILDREN]
+def kinds(served: Collection[str] = ()) -> list[str]:
+    """Return the kinds that are watched; ``served`` are those that not every cluster serves and this one does."""
+    return [protocol.KIND, POD, *_children(served)]
+
+
+def _children(served: Collection[str]) -> dict[str, tuple[str, tuple[str, str, str]]]:
+    return {**_CHILDREN, **{kind: found for kind, found in _OPTIONAL.items() if kind in served}}
 
 
 def selector(kind: str) -> str:
@@ -99,7 +108,7 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = LIST_CHUNK
     settings.queueing.idle_timeout = IDLE_TIMEOUT
     settings.watching.label_selectors["", "v1", "pods"] = selector(POD)
-    for kind, (_, resource) in _CHILDREN.items():
+    for kind, (_, resource) in {**_CHILDREN, **_OPTIONAL}.items():
         settings.watching.label_selectors[resource] = selector(kind)
     return settings
 
@@ -108,14 +117,16 @@ def watch_settings() -> kopf.OperatorSettings:
 Seen = Callable[[PoolKey, str], None]
 
 
-def watch_registry(cache: Cache, seen: Seen, streams: Streams | None = None) -> kopf.OperatorRegistry:
+def watch_registry(
+    cache: Cache, seen: Seen, streams: Streams | None = None, served: Collection[str] = ()
+) -> kopf.OperatorRegistry:
     """Return kopf's handlers: they fill ``cache`` and call ``seen`` for the pool that an event concerns."""
     registry = kopf.OperatorRegistry()
     _log_in(registry, streams or Streams())
 
     _watch_pools(registry, cache, seen)
     _watch_pods(registry, cache, seen)
-    for kind, (handler, resource) in _CHILDREN.items():
+    for kind, (handler, resource) in _children(served).items():
         _watch_children(registry, cache, seen, kind, handler, resource)
     return registry
 

@@ -39,8 +39,13 @@ class Served:
     work: Workload
 
     def wire(self, topology: Topology, level: int) -> Wire:
-        """Return what two GPUs have between them at a level: the data sheet near by, further out no more than that."""
+        """Return what two GPUs have between them at a level.
+
+        What was measured, or the data sheet near by, and further out no more than the adapter gives.
+        """
         found = topology.levels[level]
+        if found.measured:
+            return Wire(found.bandwidth, found.latency)
         near = found.name in ("nvlink", HOST)
         bandwidth = self.gpu.inside if near else min(found.bandwidth, self.gpu.across)
         return Wire(bandwidth, found.latency)
