@@ -47,6 +47,7 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/rollout",
         "docs/parallelism",
         "docs/speculation",
+        "docs/kv-tiers",
     ],
     "Network": ["docs/topology/*", "docs/preflight"],
     "Run": ["docs/operations", "docs/explain", "docs/bench", "docs/worker-health"],

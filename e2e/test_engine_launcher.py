@@ -21,7 +21,8 @@ from twinpool.worker.engines.command import Place, Pod
 from twinpool.worker.engines.vllm.flags import vllm_command
 from twinpool.worker.inject import inject
 from twinpool.worker.logic import load
-from twinpool.worker.logic.speculation import Surroundings, choose
+from twinpool.worker.logic.pricing import Surroundings
+from twinpool.worker.logic.speculation import choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.panel import POOL, Dashboard, Panel, Query, quantile, total
+from monitoring.panel import POOL, RATE, Dashboard, Panel, Query, quantile, total
 
 _PREFILL = POOL + ',component="prefill"'
 
@@ -149,6 +149,63 @@ CACHE = Dashboard(
                         Query(quantile(0.5, "twinpool_router_prefill_leg_seconds"), "p50"),
                         Query(quantile(0.99, "twinpool_router_prefill_leg_seconds"), "p99"),
                     ),
+                ),
+            ),
+        ),
+        (
+            "Tiers behind the accelerator (nothing in a role without kvCache.tiers)",
+            (
+                Panel(
+                    "Prompt tokens found cached, by tier",
+                    "Share of prompt tokens at prefill, by where they were: device is the accelerator, host and disk "
+                    "are tiers behind it. A tier with a share near 0 is not worth its memory.",
+                    "percentunit",
+                    (
+                        Query(
+                            f"{total('vllm:prompt_tokens_cached_by_source_total', 'source', _PREFILL)} "
+                            f"/ scalar({total('vllm:prompt_tokens_total', '', _PREFILL)} > 0)",
+                            "{{source}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Prompts that a cache served",
+                    "Share of prefill legs whose prompt was cached in part, by any tier: hits of requests, beside hits "
+                    "of tokens at the left. Many requests with few tokens share only a short beginning.",
+                    "percentunit",
+                    (
+                        Query(
+                            f'sum(rate(twinpool_router_prefill_by_cache_seconds_count{{{POOL},cache="warm"}}[{RATE}])) '
+                            f"/ (sum(rate(twinpool_router_prefill_by_cache_seconds_count{{{POOL}}}[{RATE}])) > 0)",
+                            "warm",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Time at prefill, cold and warm",
+                    "Median of a prefill leg whose prompt was not cached, and of one that was in part. Warm not below "
+                    "cold: loading costs what it saves; `twinpool explain` names a tier that loses.",
+                    "s",
+                    (Query(quantile(0.5, "twinpool_router_prefill_by_cache_seconds", "cache"), "{{cache}}"),),
+                ),
+                Panel(
+                    "Loading a token, and computing one",
+                    "Since the engines' start. A tier above the line of computing loses time: remove it from "
+                    "`prefill.kvCache.tiers`, or put it on something faster.",
+                    "s",
+                    (
+                        Query(f"avg by (tier) (twinpool_worker_kv_tier_token_load_seconds{{{POOL}}})", "{{tier}}"),
+                        Query(f"avg(twinpool_worker_kv_token_compute_seconds{{{POOL}}})", "computing"),
+                    ),
+                    empty="a pool without tiers has none",
+                ),
+                Panel(
+                    "KV that gave way in a tier",
+                    "Bytes per second. High with few hits of the tier: it is too small for what comes again; larger "
+                    "(`size`), or none.",
+                    "Bps",
+                    (Query(total("twinpool_worker_kv_tier_evicted_bytes_total", "tier"), "{{tier}}"),),
+                    empty="a pool without tiers has none",
                 ),
             ),
         ),

@@ -16,10 +16,16 @@ from twinpool.cli.__main__ import main
 from twinpool.cli.live.frame import Snapshot
 from twinpool.cli.scrape import parse
 from twinpool.cli.slowness import observation, stages
+from twinpool.core.bottleneck import find
 from twinpool.core.metrics.engine import METRICS as ENGINE_METRICS
 from twinpool.core.metrics.page import DECLARED
 from twinpool.core.spec import InferencePool
 from twinpool.operator.logic.observed import Observed, PodView
+from twinpool.worker.engines.simulated.logic.engine import Engine, Limits
+from twinpool.worker.engines.simulated.logic.metrics import render
+from twinpool.worker.engines.simulated.logic.pace import Pace
+from twinpool.worker.engines.simulated.logic.sequence import Fetch, Order
+from twinpool.worker.engines.simulated.logic.tiers import Tiers, TierSettings
 
 if TYPE_CHECKING:
     from twinpool.core.bottleneck import Observation
@@ -100,6 +106,55 @@ def test_engines_never_take_more_than_the_legs_have() -> None:
     engine = parse(ENGINE.format(queued=99, pulled=99, tokens=1))
     found = stages(counted, engine, engine, split=True)
     assert (found["prefill queue"], found["prefill"], found["pull"], found["decode start"]) == (10.0, 0.0, 10.0, 0.0)
+
+
+def engine_with(disk_bandwidth: float) -> Engine:
+    """Return a simulated engine with a small host tier and a disk behind it."""
+    limits = Limits(kv_blocks=512, max_num_batched_tokens=8192)
+    pace = Pace(prefill_rate=20_000.0)
+    block = pace.transfer_bytes(1, limits.block_size)
+    settings = (TierSettings("host", 64, 0.0, 32e9), TierSettings("disk", 100_000, 0.0, disk_bandwidth))
+    tiers = Tiers(settings, prices=pace.prices, block_size=limits.block_size, block_bytes=block)
+    return Engine(limits, pace, tiers=tiers)
+
+
+def asked(engine: Engine, now: float, rounds: int) -> float:
+    """Ask for the same few long prompts in turn, so that only the disk still has them; return the time after."""
+    for number in range(rounds * 4):
+        prompt = tuple(range(number % 4 * 10_000, number % 4 * 10_000 + 4000))
+        engine.submit(Order(f"{now}-{number}", prompt, 1), now)
+        while engine.unfinished:
+            step, events = engine.begin(now)
+            for event in events:
+                assert isinstance(event, Fetch)
+                now += event.seconds
+                engine.loaded(event.id)
+            now += step.seconds if step else 0.0
+            engine.end(now)
+    return now
+
+
+@pytest.mark.parametrize(("bandwidth", "cause"), [(4e9, "prefill compute"), (0.5e9, "losing tier")])
+def test_a_tier_of_the_simulated_engine_that_loses_is_named(bandwidth: float, cause: str) -> None:
+    role = {"kvCache": {"tiers": [{"kind": "host", "size": "128Mi"}, {"kind": "disk", "size": "100Gi"}]}}
+    pool = {**POOL, "spec": {**POOL["spec"], "prefill": role}}
+    engine = engine_with(bandwidth)
+    pages, now = [], 0.0
+    for looks in range(2):
+        now = asked(engine, now, 2 if looks else 1)
+        pages.append((now, parse(render([engine.metrics], "m"))))
+    before, after = (
+        dataclasses.replace(snapshot(at, 100 + 50 * number, pool=pool), engines={"p-0": page})
+        for number, (at, page) in enumerate(pages)
+    )
+    waited = (pages[1][0] - pages[0][0]) * 1.2
+    seen = observation(dataclasses.replace(before, at=0.0), dataclasses.replace(after, at=30.0))
+    seen = dataclasses.replace(seen, routable=seen.wanted, stages={"prefill": waited})
+    found = find(seen)
+    assert found.cause == cause
+    if cause == "losing tier":
+        assert "remove the disk tier from `prefill.kvCache.tiers`" in found.technique
+        assert any("anything about hardware" in line for line in found.caution)
 
 
 def test_only_declared_metrics_are_read() -> None:

@@ -1,4 +1,4 @@
-"""Eight planted bottlenecks, each named; and no finding where there is too little to find it in."""
+"""Planted bottlenecks, each named; and no finding where there is too little to find it in."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ import pytest
 
 from twinpool.core import bottleneck
 from twinpool.core.bottleneck import MIN_REQUESTS, STAGES, Observation, Worker, find
+from twinpool.core.tier_use import TierUse
 
 PREFILL = tuple(Worker(f"p{n}", "prefill", in_flight=4) for n in range(2))
 DECODE = tuple(Worker(f"d{n}", "decode", in_flight=12, seconds_per_token=0.02, kv_used=0.5) for n in range(3))
@@ -44,6 +45,7 @@ PLANTED = {
     "decode bandwidth": replace(EVEN, itl_p99=0.09),
     "hot worker": replace(EVEN, ttft_p99=2.0, workers=instead("d1", seconds_per_token=0.05, in_flight=40)),
     "cache thrash": stage("prefill", hit_share=0.05, workers=instead("p0", kv_used=0.97)),
+    "losing tier": stage("prefill queue", tiers=(TierUse("disk", 1e6, 400.0),), compute_seconds=5e-5),
     "expert skew": replace(EVEN, itl_p99=0.09, expert_balance=0.3),
     "cold start": stage("router queue", routable={"prefill": 2, "decode": 1}),
 }
@@ -124,6 +126,19 @@ def test_a_worker_that_is_crowded_but_not_slow_stands_out_too():
 def test_skewed_experts_do_not_explain_a_late_first_token():
     assert find(stage("prefill", expert_balance=0.3)).cause == "prefill compute"
     assert find(replace(EVEN, itl_p99=0.09, expert_balance=0.9)).cause == "decode bandwidth"
+
+
+def test_a_tier_is_blamed_only_for_what_it_loses():
+    lost = find(PLANTED["losing tier"])
+    assert lost.technique.startswith("remove the disk tier from `prefill.kvCache.tiers`")
+    assert lost.share == pytest.approx(350 / 1100)
+    for tiers, compute in (
+        ((TierUse("disk", 1e6, 50.0),), 5e-5),  # as fast as computing
+        ((TierUse("disk", 1e4, 4.0),), 5e-5),  # slow, and hardly used
+        ((TierUse("host", 0.0, 0.0),), 5e-5),  # never used
+        ((TierUse("disk", 1e6, 400.0),), None),  # nothing to compare with
+    ):
+        assert find(stage("prefill queue", tiers=tiers, compute_seconds=compute)).cause == "queue"
 
 
 def test_simulated_engines_prove_nothing_about_hardware():

@@ -14,7 +14,8 @@ from twinpool.core.protocol import WorkerConfig
 from twinpool.worker.engines.command import Pod
 from twinpool.worker.engines.select import engine_command
 from twinpool.worker.logic import report
-from twinpool.worker.logic.speculation import Choice, Surroundings, accelerator, choose, read
+from twinpool.worker.logic.pricing import Surroundings, accelerator
+from twinpool.worker.logic.speculation import Choice, choose, read
 from twinpool.worker.shell import surroundings
 from twinpool.worker.shell.host import check_model_path
 from twinpool.worker.shell.surroundings import look

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from twinpool.cli.live.frame import between, duration, leads
 from twinpool.cli.scrape import Scrape, added, quantile, since
 from twinpool.core.bottleneck import Observation, Stage, Worker
+from twinpool.core.kv_cache import TierKind
+from twinpool.core.tier_use import compute_seconds, uses
 from twinpool.operator.logic import names
 from twinpool.operator.logic.pods import gpus
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from twinpool.cli.live.frame import Snapshot
     from twinpool.core.protocol import Role
+    from twinpool.core.spec import WorkerRole
     from twinpool.operator.logic.observed import PodView
 
 _ROUTER = "twinpool_router_"
@@ -28,6 +31,7 @@ def observation(before: Snapshot, now: Snapshot) -> Observation:
     roles: dict[Role, None] = dict.fromkeys(pod.role for pod in workers)  # type: ignore[misc]
     moved: Mapping[str, Scrape] = {role: added(_of(engines, workers, role)) for role in roles}
     reader: Role = "decode" if pool.spec.prefill is None else "prefill"
+    reading = pool.spec.prefill or pool.spec.decode
     reads, decode = moved.get(reader, Scrape()), moved.get("decode", Scrape())
     ever = added([now.engines[pod.name] for pod in workers if pod.role == reader and pod.name in now.engines])
     status: dict[Role, tuple[int, int]] = {}
@@ -50,8 +54,15 @@ def observation(before: Snapshot, now: Snapshot) -> Observation:
         _hit_share(ever),
         decode.total("vllm:nixl_bytes_transferred_sum"),
         decode.total("vllm:nixl_xfer_time_seconds_sum"),
+        tiers=uses(reads.total, _kinds(reading)),
+        compute_seconds=compute_seconds(reads.total) if _kinds(reading) else None,
         simulated=pool.spec.engine.kind == "simulated",
     )
+
+
+def _kinds(role: WorkerRole) -> list[str]:
+    """Return the KV tiers of a role in the engine's order."""
+    return [kind for kind in get_args(TierKind) if role.kv_cache and role.kv_cache.tier(kind)]
 
 
 def stages(counted: Scrape, reads: Scrape, decode: Scrape, *, split: bool) -> dict[Stage, float]:

@@ -7,25 +7,27 @@ Shares are of sums of seconds, since percentiles of stages do not add up to the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from twinpool.core.observation import STAGES as STAGES
+from twinpool.core.observation import Observation as Observation
+from twinpool.core.observation import Stage as Stage
+from twinpool.core.observation import Worker as Worker
 from twinpool.core.protocol import ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from twinpool.core.protocol import Role
 
-#: What a request's time to the first token is made of, in order.
-Stage = Literal["router queue", "prefill queue", "prefill", "pull", "decode start"]
-STAGES: tuple[Stage, ...] = ("router queue", "prefill queue", "prefill", "pull", "decode start")
 Cause = Literal[
     "not enough data",
     "cold start",
     "hot worker",
     "cache thrash",
+    "losing tier",
     "expert skew",
     "queue",
     "prefill compute",
@@ -43,50 +45,13 @@ CROWD = 6
 FULL = 0.9
 #: Preempted requests per request, and the loss of cache hits against the engine's whole life, that mean thrashing.
 PREEMPTED, HITS_LOST = 0.05, 0.5
+#: A KV tier loses when loading a token takes this many times as long as computing it, and what it loses is this share
+#: of the time to the first token.
+LOSES, LOST = 1.2, 0.05
 #: Mean over maximum of the experts' load below which skew is named.
 BALANCED = 0.6
 #: Share of waiting from which groups that start are to blame for it.
 WAITING = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One group's leader: requests in flight, seconds per token (None without tokens), KV blocks in use (0 to 1)."""
-
-    name: str
-    role: Role
-    in_flight: float = 0.0
-    waiting: float = 0.0
-    seconds_per_token: float | None = None
-    kv_used: float = 0.0
-    preemptions: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What was counted within ``window`` seconds. Times in seconds, sizes in bytes.
-
-    ``stages`` are seconds summed over all requests. ``hit_share`` is the share of prompt tokens at prefill that were
-    cached, in the window and in the engines' whole life. ``gpus`` are those of one group.
-    """
-
-    window: float
-    requests: float
-    stages: Mapping[Stage, float] = field(default_factory=dict)
-    ttft_p99: float | None = None
-    itl_p99: float | None = None
-    ttft_objective: float | None = None
-    itl_objective: float | None = None
-    workers: tuple[Worker, ...] = ()
-    wanted: Mapping[Role, int] = field(default_factory=dict)
-    routable: Mapping[Role, int] = field(default_factory=dict)
-    gpus: Mapping[Role, int] = field(default_factory=dict)
-    hit_share: float = 0.0
-    hit_share_ever: float = 0.0
-    pulled_bytes: float = 0.0
-    pull_seconds: float = 0.0
-    expert_balance: float | None = None
-    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +192,34 @@ def _cache_thrash(seen: Observation) -> Finding | None:
         None,
         _within(seen),
     )
+
+
+def _losing_tier(seen: Observation) -> Finding | None:
+    compute = seen.compute_seconds
+    for use in seen.tiers if compute else ():
+        one = use.seconds_per_token
+        if compute is None or one is None or one < LOSES * compute:
+            continue
+        lost = use.tokens * (one - compute)
+        part = lost / sum(seen.stages.values())
+        if part < LOST:
+            continue
+        role = _reader(seen)
+        return Finding(
+            "losing tier",
+            f"{role}, which waits for its {use.kind} tier",
+            f"the link to the {use.kind} tier",
+            f"remove the {use.kind} tier from `{role}.kvCache.tiers`, or put it on something faster",
+            f"prompts whose beginning only it holds are computed, {compute * 1e6:.0f} us a token",
+            (
+                f"{use.tokens:.0f} tokens came from it at {one * 1e6:.0f} us each, computing takes {compute * 1e6:.0f}",
+                f"that costs {lost:.1f} s, {part:.0%} of the time to the first token",
+            ),
+            ("that caching is useless: what the accelerator itself holds costs nothing to use.", *_simulated(seen)),
+            part,
+            _within(seen),
+        )
+    return None
 
 
 def _expert_skew(seen: Observation) -> Finding | None:
@@ -372,6 +365,7 @@ _RULES: tuple[Callable[[Observation], Finding | None], ...] = (
     _cold_start,
     _hot_worker,
     _cache_thrash,
+    _losing_tier,
     _expert_skew,
     _slowest,
 )

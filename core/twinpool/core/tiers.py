@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
     from twinpool.core.economics import Prices
 
+#: What tiers are assumed to reach until they are measured: half of PCIe 5.0 x16 (64 GB/s), one NVMe drive, a file
+#: server over 25 Gbit/s; and the seconds before the first byte.
+ASSUMED_BANDWIDTH: dict[str, float] = {"host": 32e9, "disk": 4e9, "shared": 2e9}
+ASSUMED_SETUP: dict[str, float] = {"host": 0.0005, "disk": 0.001, "shared": 0.003}
+
 #: Tokens between two points at which loading may stop; LMCache moves as many at a time.
 CHUNK = 256
 #: Most tokens for which :func:`pays_from` looks for a gain.

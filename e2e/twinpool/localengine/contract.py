@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from twinpool.core import protocol
 from twinpool.localengine.errors import EngineError
-from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, SPECULATION
+from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, OFFLOADING, SPECULATION, TIERING
 from twinpool.worker.engines.vllm.flags import CPU_DEFAULTS
 from twinpool.worker.logic.load import MARKS
 
@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 #: Where the names are, as patterns below the package's folder: wide, because vLLM moves files (``cli_args.py`` between
 #: 0.32 and 0.33).
 _FLAG_FILES = ("engine/arg_utils.py", "entrypoints/**/cli_args.py")
-_METRIC_FILES = ("v1/metrics/**/*.py", "v1/spec_decode/metrics.py", "distributed/kv_transfer/kv_connector/v1/**/*.py")
+_METRIC_FILES = (
+    *("v1/metrics/**/*.py", "v1/spec_decode/metrics.py", "distributed/kv_transfer/kv_connector/v1/**/*.py"),
+    "v1/kv_offload/**/*.py",
+)
 _REQUEST_FILES = ("entrypoints/**/protocol.py",)
 _CONFIG_FILES = ("config/kv_transfer.py", "config/kv_events.py", "config/speculative.py")
-_TRANSFER_FILES = ("distributed/kv_transfer/kv_connector/v1/nixl/**/*.py",)
+_TRANSFER_FILES = (
+    *("distributed/kv_transfer/kv_connector/v1/nixl/**/*.py", "distributed/kv_transfer/kv_connector/factory.py"),
+    *("distributed/kv_transfer/kv_connector/v1/multi_connector.py", "v1/kv_offload/**/*.py"),
+)
 
 #: Suffixes that Prometheus adds to a metric's name.
 _SUFFIXES = re.compile(r"_(total|count|sum|bucket)$")
@@ -54,10 +60,13 @@ _REQUEST_FIELDS = (
     *("kv_transfer_params", "ec_transfer_params", "cache_salt", "return_token_ids", "temperature", "priority"),
 )
 
-#: Keys of ``kv_transfer_params`` that the router writes or reads, and the one setting of the connector that we make.
+#: Keys of ``kv_transfer_params`` that the router writes or reads, and the settings of connectors that we make.
 _TRANSFER_KEYS = (
     *("do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_host", "remote_port"),
     "kv_lease_duration",
+    # Connectors and their settings for KV tiers.
+    *("MultiConnector", "OffloadingConnector", "connectors", "TieringOffloadingSpec"),
+    *("cpu_bytes_to_use", "spec_name", "secondary_tiers", "fs"),
 )
 
 
@@ -65,11 +74,11 @@ def needed() -> Contract:
     """Return every name of vLLM's that Twinpool sets or reads."""
     flags = {flag for flag in protocol.MANAGED_FLAGS if flag != "--model"}  # its place is that of `serve MODEL`
     flags |= {"--enable-prompt-tokens-details", "--prefix-caching-hash-algo"} | {words[0] for words, _ in CPU_DEFAULTS}
-    metrics = {f"vllm:{family.name}" for family in FAMILIES + SPECULATION} | set(MARKS)
+    metrics = {f"vllm:{family.name}" for family in FAMILIES + SPECULATION + OFFLOADING + TIERING} | set(MARKS)
     requests = {f"{kind}Request.{name}" for kind in ("Completion", "ChatCompletion") for name in _REQUEST_FIELDS}
     requests |= {"CompletionRequest.prompt", "ChatCompletionRequest.messages"}
     requests |= {"ChatCompletionRequest.max_completion_tokens"}
-    transfer = ("kv_connector", "kv_role", "kv_buffer_device", "kv_connector_extra_config")
+    transfer = ("kv_connector", "kv_role", "kv_buffer_device", "kv_connector_extra_config", "kv_load_failure_policy")
     events = ("enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint", "topic", "buffer_steps")
     drafts = ("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size")
     return Contract(

@@ -29,6 +29,8 @@ _CORE = (
     "kv.py",
     "model_config.py",
     "protocol.py",
+    "tier_use.py",
+    "tiers.py",
     "timing.py",
     *(f"metrics/{name}.py" for name in ("__init__", "declare", "exposition", "worker")),
 )

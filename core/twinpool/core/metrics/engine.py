@@ -37,6 +37,12 @@ METRICS = {
             "Prompt tokens by where their KV came from: local_compute, local_cache_hit, external_kv_transfer.",
             ("source",),
         ),
+        EngineMetric(
+            "vllm:prompt_tokens_cached_by_source_total",
+            "counter",
+            "Prompt tokens found cached, by tier: device, host, disk (also a shared one), p2p, external_unspecified.",
+            ("source",),
+        ),
         EngineMetric("vllm:generation_tokens_total", "counter", "Tokens written."),
         EngineMetric("vllm:request_success_total", "counter", "Requests that ended, by reason.", ("finished_reason",)),
         EngineMetric(

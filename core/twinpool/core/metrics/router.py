@@ -157,6 +157,16 @@ METRICS = catalogue(
             buckets=SECONDS,
         ),
         Metric(
+            "twinpool_router_prefill_by_cache_seconds",
+            "histogram",
+            "Time of a prefill leg whose prompt was cached in part (warm) or not at all (cold), on the accelerator or "
+            "in a slower tier; its counts are how many requests a cache served.",
+            f"{_SHELL}/exchange.py",
+            "seconds",
+            labels=(Label("cache", "cold or warm", 2),),
+            buckets=SECONDS,
+        ),
+        Metric(
             "twinpool_router_prefill_prediction_ratio",
             "histogram",
             "Time of a prefill leg over that which routing.policy price or handoff.conditional auto expected of it; "

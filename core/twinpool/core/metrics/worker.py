@@ -9,6 +9,7 @@ _COLLECTIVE = (
     Label("collective", "all-reduce or all-to-all", 4),
     Label("bytes", "size of the message, one of a few fixed ones", 16),
 )
+_TIER = Label("tier", "host, disk or shared", 3)
 
 METRICS = catalogue(
     (
@@ -102,6 +103,40 @@ METRICS = catalogue(
             "gauge",
             "Tokens of a step that checked a draft, since the engine's start; 1: drafts win nothing.",
             _MADE,
+        ),
+        Metric(
+            "twinpool_worker_kv_tier_size_bytes",
+            "gauge",
+            "Size of each KV tier behind the accelerator.",
+            _MADE,
+            "bytes",
+            labels=(_TIER,),
+        ),
+        Metric(
+            "twinpool_worker_kv_tier_evicted_bytes_total",
+            "counter",
+            "KV that gave way to newer in a tier; of the host's memory, what was stored there beyond its size. Much of "
+            "it with few hits: the tier is too small for what comes again, or nothing does.",
+            _MADE,
+            "bytes",
+            labels=(_TIER,),
+        ),
+        Metric(
+            "twinpool_worker_kv_tier_token_load_seconds",
+            "gauge",
+            "Time to bring one token back from a tier, since the engine's start; above "
+            "twinpool_worker_kv_token_compute_seconds the tier loses time.",
+            _MADE,
+            "seconds",
+            labels=(_TIER,),
+        ),
+        Metric(
+            "twinpool_worker_kv_token_compute_seconds",
+            "gauge",
+            "Time to compute one prompt token, since the engine's start; prompts that share a step are counted for all "
+            "of it each. Told by workers with KV tiers that read prompts.",
+            _MADE,
+            "seconds",
         ),
     )
 )

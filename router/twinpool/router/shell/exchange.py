@@ -160,6 +160,9 @@ class Exchange:
             self.pool.prefilled(leg.endpoint, leg.expected, leg.seconds, cached)
             self.pool.meter.prefilled(leg.endpoint, leg.expected, self._asked.ask.prompt, leg.seconds, cached)
             self.pool.warmth.add(leg.endpoint.id, cached or 0, self.pool.clock())
+            if cached is not None:
+                by = ("warm",) if cached else ("cold",)
+                self.pool.numbers.observe("twinpool_router_prefill_by_cache_seconds", leg.seconds, by)
             self._params = params
             self._prefill_endpoint = leg.endpoint
             self._held = self.pool.ledger.hold(leg.endpoint.id)

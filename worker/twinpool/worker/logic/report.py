@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from twinpool.worker.logic.preflight import Result
     from twinpool.worker.logic.speculation import Kept
     from twinpool.worker.logic.supervisor import Phase
+    from twinpool.worker.logic.tiers import TierState
 
 #: Lines of the engine that ``/status`` shows.
 LAST_LINES = 50
@@ -97,6 +98,9 @@ class Snapshot:
     #: How the engine drafts tokens, in words, and what was kept of them.
     speculation: str = ""
     kept: Kept | None = None
+    #: From where on KV tiers should pay, in words, and what they did.
+    tiers: str = ""
+    tier_state: TierState | None = None
     #: What is wrong with the pod's machine, seen before the engine started.
     findings: tuple[Finding, ...] = ()
 
@@ -129,6 +133,7 @@ def status(snapshot: Snapshot) -> str:
             "model": snapshot.model,
             "role": snapshot.role,
             **({"speculation": _speculation(snapshot)} if snapshot.speculation else {}),
+            **({"kvTiers": _tiers(snapshot)} if snapshot.tiers else {}),
         }
     )
 
@@ -139,6 +144,11 @@ def _speculation(snapshot: Snapshot) -> dict[str, Any]:
     if kept is not None:
         found |= {"acceptance": list(kept.acceptance), "tokensPerStep": kept.tokens_per_step, "drafts": kept.drafts}
     return found
+
+
+def _tiers(snapshot: Snapshot) -> dict[str, Any]:
+    state = snapshot.tier_state
+    return {"expected": snapshot.tiers, **(state.to_json() if state else {})}
 
 
 def preflight(snapshot: Snapshot) -> tuple[int, str]:
@@ -165,6 +175,8 @@ def metrics(snapshot: Snapshot) -> str:
         lines += _family("engine_start_seconds", [((), state.start_seconds)])
     if snapshot.kept is not None:
         lines += _speculation_metrics(snapshot.kept)
+    if snapshot.tier_state is not None:
+        lines += _tier_metrics(snapshot.tier_state)
     if snapshot.preflight is not None:
         lines += _preflight_metrics(snapshot.preflight)
     return "\n".join(lines) + "\n"
@@ -178,6 +190,21 @@ def _speculation_metrics(kept: Kept) -> list[str]:
         *_family("speculation_acceptance_ratio", shares),
         *_family("speculation_tokens_per_step", [((), kept.tokens_per_step)]),
     ]
+
+
+def _tier_metrics(state: TierState) -> list[str]:
+    speeds: list[tuple[tuple[str, ...], float]] = [
+        ((use.kind,), use.seconds_per_token) for use in state.used if use.seconds_per_token is not None
+    ]
+    lines = [
+        *_family("kv_tier_size_bytes", [((kind,), size) for kind, size in state.sizes.items()]),
+        *_family("kv_tier_evicted_bytes_total", [((kind,), size) for kind, size in state.evicted.items()]),
+    ]
+    if speeds:
+        lines += _family("kv_tier_token_load_seconds", speeds)
+    if state.compute is not None:
+        lines += _family("kv_token_compute_seconds", [((), state.compute)])
+    return lines
 
 
 def _preflight_metrics(found: Result) -> list[str]:

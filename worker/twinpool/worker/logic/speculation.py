@@ -10,36 +10,17 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twinpool.core import drafts
-from twinpool.core.accelerators import ACCELERATORS
-from twinpool.core.economics import ASSUMED, prices_of
-from twinpool.core.errors import InvalidValue
-from twinpool.core.model_config import shape_of
 from twinpool.worker.logic.load import series
+from twinpool.worker.logic.pricing import Surroundings, basis
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from twinpool.core.accelerators import Accelerator
-    from twinpool.core.economics import Prices
     from twinpool.core.protocol import SpeculationMethod, WorkerConfig
 
 _PREFIX = "vllm:spec_decode_num_"
 _POSITION = re.compile(r'[{,]position="(\d+)"')
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a launcher finds at its start."""
-
-    #: The accelerator as its driver names it; empty when there is none or it has no name.
-    accelerator: str = ""
-    #: The model's ``config.json``; None when it is not on a disk of this pod yet.
-    model: Mapping[str, Any] | None = None
-    #: Whether the engine takes a number of tokens for each batch size.
-    takes_schedule: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,20 +43,21 @@ def choose(config: WorkerConfig, found: Surroundings) -> Choice | None:
         return _fixed(config, method, config.draft_tokens, f"{config.draft_tokens} tokens, as the pool says")
     if config.role == "prefill":
         return _fixed(config, method, 1, "auto: 1 token, so that the draft's KV is filled for decode")
-    prices, basis = _prices(config, found)
+    known = basis(config, found)
+    prices = known.prices
     context = min(drafts.USUAL_CONTEXT, config.max_model_len or drafts.USUAL_CONTEXT)
-    basis += f"; estimated, with {drafter.acceptance:g} of the drafted tokens kept at each position"
+    ground = f"{known.words}; estimated, with {drafter.acceptance:g} of the drafted tokens kept at each position"
     entries = drafts.schedule(prices, drafter, context)
     if found.takes_schedule and config.data == 1 and len(entries) > 1:
         most = entries[0][2]
         argument = _argument(config, method, most, entries)
-        return Choice(argument, f"{method}, auto: {_spoken(entries)} ({basis})")
+        return Choice(argument, f"{method}, auto: {_spoken(entries)} ({ground})")
     tokens = drafts.best(prices, drafter, drafts.USUAL_BATCH, drafter.most, context)
     if config.data > 1:
         why = "vLLM takes no schedule by batch size with data parallelism"
     else:
         why = "one number fits every batch" if found.takes_schedule else "this vLLM takes no schedule by batch size"
-    text = f"auto: {tokens} tokens, best for {drafts.USUAL_BATCH} sequences at once, as {why} ({basis})"
+    text = f"auto: {tokens} tokens, best for {drafts.USUAL_BATCH} sequences at once, as {why} ({ground})"
     if not tokens and not drafter.own_kv:
         return Choice("", f"{method}, {text}")
     # A drafter with its own KV stays loaded, or prefill and decode would not agree on what they hand over.
@@ -100,26 +82,6 @@ def _argument(
 def _spoken(entries: tuple[tuple[int, int, int], ...]) -> str:
     parts = [f"{tokens or 'none'} for {first} to {last} sequences" for first, last, tokens in entries[:-1]]
     return "tokens by batch: " + ", ".join([*parts, f"{entries[-1][2] or 'none'} above"])
-
-
-def _prices(config: WorkerConfig, found: Surroundings) -> tuple[Prices, str]:
-    """Return what steps cost, and what that was taken from; what is not known is as in ``economics.ASSUMED``."""
-    gpu = ACCELERATORS["cpu"] if config.gpus == 0 else accelerator(found.accelerator)
-    try:
-        shape = None if found.model is None else shape_of(found.model, "config.json")
-    except InvalidValue:
-        shape = None
-    if gpu is None or shape is None:
-        missing = "the accelerator" if gpu is None else "the shape of the model"
-        return ASSUMED, f"{missing} is not known, an 8B model on an H100 is assumed"
-    count = config.tensor * config.pipeline
-    return prices_of(shape, gpu, count), f"{shape.parameters / 1e9:.1f}B weights on {count} x {gpu.name}"
-
-
-def accelerator(name: str) -> Accelerator | None:
-    """Return the data sheet of an accelerator by its driver's name (``NVIDIA H100 80GB HBM3``); None for others."""
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    return next((ACCELERATORS[word] for word in words if word in ACCELERATORS), None)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.worker.engines.command import Pod, behind_preflight, ranks, redacted, wants_preflight
+from twinpool.worker.logic import tiers
 from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tick
 from twinpool.worker.logic.failure import failure_reason, termination_message
 from twinpool.worker.logic.machine import findings
@@ -34,6 +35,7 @@ from twinpool.worker.shell.endpoint import Endpoint
 from twinpool.worker.shell.inbox import Inbox
 from twinpool.worker.shell.preflight import this_program
 from twinpool.worker.shell.surroundings import look
+from twinpool.worker.shell.trimmer import Trimmer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,6 +76,13 @@ def check_model_path(config: WorkerConfig) -> None:
                 f"the {what}'s path {path} does not exist in the engine's container",
                 f"check {field}, and that the volume is mounted there",
             )
+
+
+def _trimmed(config: WorkerConfig) -> dict[str, tuple[Path, int]]:
+    """Return the folders of KV tiers that vLLM lets grow without end, and their sizes."""
+    folders = {"disk": protocol.KV_DISK_DIRECTORY, "shared": protocol.KV_SHARED_DIRECTORY}
+    have = tiers.sizes(config) if config.engine == "vllm" else {}
+    return {kind: (Path(folder), have[kind]) for kind, folder in folders.items() if kind in have}
 
 
 def _result_file(config: WorkerConfig) -> Path | None:
@@ -121,11 +130,19 @@ class Host(ABC):
         self._terminate = False
         self._quit: Quit | None = None
         self._findings = self._checked(config)
-        self._speculation = choose(config, look(config))
-        words = self._speculation.words if self._speculation else ""
+        found = look(config)
+        self._speculation = choose(config, found)
         self._snapshot = Snapshot(
-            state, config.engine, config.model, config.role, version(), speculation=words, findings=self._findings
+            state,
+            config.engine,
+            config.model,
+            config.role,
+            version(),
+            speculation=self._speculation.words if self._speculation else "",
+            tiers=tiers.expected(config, found),
+            findings=self._findings,
         )
+        self._trimmer = Trimmer(_trimmed(config), log)
         self._preflight = _result_file(config)
         self._endpoint = Endpoint(self._pod.ip, protocol.LAUNCHER_PORT, self._read, self._hear)
 
@@ -165,6 +182,7 @@ class Host(ABC):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
         self._inbox.wake_on_signals()
+        self._trimmer.start()
         self._handle(Begin())
         while self._quit is None:
             self._handle(self._next_event())
@@ -180,6 +198,8 @@ class Host(ABC):
             log(f"WARNING: NO GPU IS USED ({wanted}, {visible_gpus()} visible): vLLM runs on the CPU, slowly")
         if self._speculation is not None:
             log(f"speculation: {self._speculation.words}")
+        if self._snapshot.tiers:
+            log(f"KV tiers: {self._snapshot.tiers}")
         log(f"{self._config.role} of pool {self._config.pool} starts {shlex.join(redacted(command.argv))}")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

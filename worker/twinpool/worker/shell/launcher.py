@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 from twinpool.worker.engines.command import Place
 from twinpool.worker.engines.select import engine_command
-from twinpool.worker.logic import load, speculation, supervisor
+from twinpool.worker.logic import load, speculation, supervisor, tiers
 from twinpool.worker.logic.events import (
     CheckHealth,
     Exited,
@@ -54,6 +54,7 @@ class Launcher(Host):
             config, self._pod, environment, gpus, sys.executable, leader, self._speculative()
         )
         self._kept: speculation.Kept | None = None
+        self._tiers: tiers.TierState | None = None
         self._client = EngineClient(
             self._pod.ip, protocol.ENGINE_PORT, config.model, environment.get("VLLM_API_KEY", ""), config.data
         )
@@ -90,6 +91,7 @@ class Launcher(Host):
             health = self._client.healthy()
             metrics = self._client.metrics()
             self._kept = speculation.read(metrics)
+            self._tiers = tiers.read(self._config, metrics, self._trimmer.removed)
             self._inbox.put(Seen(action.epoch, health, load.work(metrics), disk.full(disk.places(self._environment))))
         else:
             metrics = self._client.metrics()
@@ -98,7 +100,7 @@ class Launcher(Host):
             self._inbox.put(LoadSeen(action.epoch, load.busy(metrics), held))
 
     def _read(self) -> Snapshot:
-        return replace(super()._read(), kept=self._kept)
+        return replace(super()._read(), kept=self._kept, tier_state=self._tiers)
 
     def _rank_asks(self, body: bytes) -> tuple[int, str]:
         """Take in what another rank says and answer with the run; called on the endpoint's threads.

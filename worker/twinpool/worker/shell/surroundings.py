@@ -1,4 +1,4 @@
-"""What the launcher finds in its pod that decides how an engine speculates: accelerator, model, engine. Only looks."""
+"""What the launcher finds in its pod that says what work costs: accelerator, model, engine. Only looks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinpool.worker.logic.speculation import Surroundings
+from twinpool.worker.logic.pricing import Surroundings
 
 if TYPE_CHECKING:
     from twinpool.core.protocol import WorkerConfig
@@ -19,8 +19,8 @@ _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 def look(config: WorkerConfig, nvidia: Path = NVIDIA) -> Surroundings:
-    """Return what is there; nothing is looked at for a pool that does not speculate."""
-    if config.speculation is None:
+    """Return what is there; nothing is looked at for a pool that neither speculates nor has KV tiers."""
+    if config.speculation is None and not config.host_kv_bytes:
         return Surroundings()
     takes_schedule = config.engine == "simulated" or _SCHEDULE in source("vllm", "config/speculative.py")
     return Surroundings(_gpu_name(nvidia), _model(config.model_path), takes_schedule)

@@ -10,22 +10,17 @@ from typing import TYPE_CHECKING, get_args
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.core.kv import SHAPES
+from twinpool.core.tiers import ASSUMED_BANDWIDTH, ASSUMED_SETUP
 from twinpool.core.timing import ACCELERATORS
 from twinpool.worker.engines.simulated.logic import drafting, faults
 from twinpool.worker.engines.simulated.logic.engine import Limits
 from twinpool.worker.engines.simulated.logic.pace import Pace
-from twinpool.worker.engines.simulated.logic.tiers import KINDS, Kind, Loading, TierSettings
+from twinpool.worker.engines.simulated.logic.tiers import KINDS, Loading, TierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from twinpool.worker.engines.simulated.logic.drafting import Drafting
-
-
-#: What tiers are assumed to reach: half of PCIe 5.0 x16 (64 GB/s), one NVMe drive, and a file server over 25 Gbit/s;
-#: and the seconds before the first byte. Assumptions, not measurements.
-TIER_BANDWIDTH: dict[Kind, float] = {"host": 32e9, "disk": 4e9, "shared": 2e9}
-TIER_SETUP: dict[Kind, float] = {"host": 0.0005, "disk": 0.001, "shared": 0.003}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +139,7 @@ def _tiers(args: argparse.Namespace, block: int) -> tuple[TierSettings, ...]:
     if small is not None:
         raise InvalidValue(f"--{small}-kv-bytes has no room for one block of {block} bytes", "make it larger")
     return tuple(
-        TierSettings(kind, sizes[kind] // block, TIER_SETUP[kind], getattr(args, f"{kind}_kv_bandwidth"))
+        TierSettings(kind, sizes[kind] // block, ASSUMED_SETUP[kind], getattr(args, f"{kind}_kv_bandwidth"))
         for kind in asked
     )
 
@@ -260,7 +255,11 @@ def _add_tiers(result: argparse.ArgumentParser) -> None:
     for kind in KINDS:
         add(f"--{kind}-kv-bytes", type=int, default=0, metavar="BYTES", help="KV tier of all ranks; 0: none")
         add(
-            f"--{kind}-kv-bandwidth", type=_rate, default=TIER_BANDWIDTH[kind], metavar="N", help="of the tier, bytes/s"
+            f"--{kind}-kv-bandwidth",
+            type=_rate,
+            default=ASSUMED_BANDWIDTH[kind],
+            metavar="N",
+            help="of the tier, bytes/s",
         )
     add(
         "--kv-load",

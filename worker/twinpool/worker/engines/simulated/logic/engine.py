@@ -248,6 +248,11 @@ class Engine:
             if not sequence.blocks and not self._place(sequence, budget, now):
                 return
             self._waiting.popleft()
+            if sequence.load.blocks:
+                sequence.phase = Phase.LOADING
+                self._loading[sequence.id] = sequence
+                events.append(Fetch(sequence.id, sequence.load.seconds))
+                continue
             if sequence.started is None:
                 sequence.started = now
                 self.metrics.observe("request_queue_time_seconds", now - sequence.arrived)
@@ -256,11 +261,6 @@ class Engine:
                 self._pulling[sequence.id] = sequence
                 missing = len(sequence.blocks) - sequence.cached // self.limits.block_size
                 events.append(Pull(sequence.id, sequence.remote, missing))
-                continue
-            if sequence.load.blocks:
-                sequence.phase = Phase.LOADING
-                self._loading[sequence.id] = sequence
-                events.append(Fetch(sequence.id, sequence.load.seconds))
                 continue
             sequence.phase = Phase.RUNNING
             sequence.running_since = now if sequence.running_since is None else sequence.running_since
