@@ -22,6 +22,7 @@ from bench.routing.traces import AZURE_CHAT, AZURE_CODE, CONVERSATION, SYNTHETIC
 from twinpool.core.economics import prices_of
 from twinpool.core.kv import SHAPES
 from twinpool.core.timing import ACCELERATORS
+from twinpool.router.logic.copies import INTERVAL_SECONDS
 from twinpool.simulate.pool import Setup, simulate
 from twinpool.simulate.rules import OURS, RULES
 from twinpool.simulate.scores import interval, pooled_hit, score
@@ -46,6 +47,9 @@ _USE = 0.8
 _SHARE = 0.5
 #: Where samples begin to be drawn; lower seeds were used while the price was designed.
 _FIRST_SEED = 1000
+#: Seconds between two looks of routers at each other's books, as in production; all rules choose by them.
+_EXCHANGE = INTERVAL_SECONDS
+MEAN_REGRET, WORST_REGRET = 0.01, 0.03
 _NOTE = (
     "simulated, not measured: rules of others are written anew from what is published, with their defaults; no rule "
     "moves KV between prefill workers or prefills on decode"
@@ -76,8 +80,9 @@ class Place:
         requests = sample(trace, _SHARE, speed, Random(seed))
         for rule in rules:
             setup = Setup(
-                _PRICES, _PREFILL, _DECODE, _CACHE, _ROOM, rule, routers=self.routers, index=self.index, seed=seed
-            )
+                _PRICES, _PREFILL, _DECODE, _CACHE, _ROOM, rule, routers=self.routers, exchange=_EXCHANGE,
+                index=self.index, seed=seed, ttft=_TTFT,
+            )  # fmt: skip
             self.found.setdefault(rule, []).append(score(simulate(requests, setup), _TTFT, _ITL).attainment)
         return max(values[-1] for values in self.found.values()) - self.found[OURS][-1]
 
@@ -95,53 +100,56 @@ def _trace(source: Source) -> tuple[tuple[Request, ...], float]:
     return trace, seconds * (1 - pooled_hit(trace, _PREFILL * _CACHE)) / trace[-1].arrival
 
 
-def _places(quick: bool) -> list[Place]:
+def places(quick: bool) -> list[Place]:
+    """Return the cells, without any run."""
     if quick:
         return [Place(SYNTHETIC, 1.0)]
-    places = [Place(source, load) for source in (CONVERSATION, SYNTHETIC) for load in (0.7, 0.85, 1.0, 1.15)]
-    places += [Place(AZURE_CODE, 0.85), Place(AZURE_CHAT, 0.85)]
+    found = [Place(source, load) for source in (CONVERSATION, SYNTHETIC) for load in (0.7, 0.85, 1.0, 1.15)]
+    found += [Place(source, load) for source in (AZURE_CODE, AZURE_CHAT) for load in (0.85, 1.0)]
     for source in (CONVERSATION, SYNTHETIC):
-        places += [Place(source, 1.0, "late"), Place(source, 1.0, "approximate")]
-        places += [Place(source, 1.0, routers=2), Place(source, 1.0, routers=4)]
-    return places
+        found += [Place(source, 1.0, "late"), Place(source, 1.0, "approximate")]
+        found += [Place(source, 1.0, routers=2), Place(source, 1.0, routers=4)]
+    return found
 
 
 @contextmanager
 def cells(quick: bool) -> Iterator[list[Cell]]:
     """Give a cell for each place, and one for the mean of all; print what every rule reached at the end."""
-    places = _places(quick)
-    for place in places:
+    every = places(quick)
+    for place in every:
         _trace(place.source)
     rules = ("least-load", "llm-d", OURS) if quick else tuple(rule for rule in RULES if rule != "random")
     rows = [
         Cell(str(place), "regret", lambda place=place: place.run(rules), None, None, _NOTE)  # type: ignore[misc]
-        for place in places
+        for place in every
     ]
     # After the others in every round, so that they have the runs of this one.
-    rows.append(Cell("mean of the cells", "regret", lambda: _mean(places), None, Bar("ours", at_most=0.01), _MEAN))
-    rows.append(Cell("worst cell", "regret", lambda: _worst(places), None, Bar("ours", at_most=0.03), _MEAN))
+    rows.append(
+        Cell("mean of the cells", "regret", lambda: _mean(every), None, Bar("ours", at_most=MEAN_REGRET), _MEAN)
+    )
+    rows.append(Cell("worst cell", "regret", lambda: _worst(every), None, Bar("ours", at_most=WORST_REGRET), _MEAN))
     yield rows
-    _show(places)
+    show(every)
 
 
 _MEAN = "mean and worst: against the rule that was best over all runs so far; the rows above: the best of each run"
 
 
-def _mean(places: list[Place]) -> float:
-    return statistics.fmean(place.regret() for place in places)
+def _mean(every: list[Place]) -> float:
+    return statistics.fmean(place.regret() for place in every)
 
 
-def _worst(places: list[Place]) -> float:
-    return max(place.regret() for place in places)
+def _worst(every: list[Place]) -> float:
+    return max(place.regret() for place in every)
 
 
-def _show(places: list[Place]) -> None:
+def show(every: list[Place]) -> None:
     """Print the attainment of every rule, with 95 % confidence, and where price loses."""
     table = Table(title="SLO attainment, mean and half width of its 95 % interval; * where price is behind the best")
-    rules = list(places[0].found)
+    rules = list(every[0].found)
     for column in ("cell", *rules):
         table.add_column(column, justify="left" if column == "cell" else "right")
-    for place in places:
+    for place in every:
         if place.found:
             figures = [interval(place.found[rule]) for rule in rules]
             mark = " *" if place.regret() > 0 else ""

@@ -90,6 +90,46 @@ def test_more_backlog_and_less_cache_never_lower_a_price(workers: list[Candidate
     assert after[:place] + after[place + 1 :] == before[:place] + before[place + 1 :]
 
 
+@given(candidates, st.floats(0, 30))
+def test_with_an_objective_the_choice_is_the_cheapest_by_what_is_still_worth_waiting_for(
+    workers: list[Candidate], ttft: float
+) -> None:
+    choice = price.cheapest_prefill(ASK, workers, ASSUMED, rng(), ttft)
+    costs = price.prefill_prices(ASK, workers, ASSUMED)
+    less = price.lateness(ASK, workers, ASSUMED, ttft)
+    judged = [cost - late for cost, late in zip(costs, less, strict=True)]
+    assert all(0 <= late <= one.backlog for late, one in zip(less, workers, strict=True))
+    assert judged[choice.place] <= 1.05 * min(judged)
+    assert choice.price == costs[choice.place]
+    in_time = [one for one in workers if one.backlog + ASSUMED.prefill(ASK.prompt, 0) + ASSUMED.pull(ASK.prompt) < ttft]
+    if len(in_time) == len(workers):
+        assert choice == price.cheapest_prefill(ASK, workers, ASSUMED, rng()), "nobody is late: nothing changes"
+
+
+@given(candidates, st.integers(0, 11), st.floats(0.01, 10), st.floats(0, 30))
+def test_lateness_never_makes_a_longer_queue_the_better_one(
+    workers: list[Candidate], place: int, more: float, ttft: float
+) -> None:
+    place %= len(workers)
+    one = workers[place]
+
+    def judged(worker: Candidate) -> float:
+        there = [*workers[:place], worker, *workers[place + 1 :]]
+        cost = price.prefill_prices(ASK, there, ASSUMED)[place]
+        return cost - price.lateness(ASK, there, ASSUMED, ttft)[place]
+
+    worse = Candidate(one.requests, one.tokens, one.backlog + more, one.cached // 2, one.held // 2)
+    assert judged(worse) > judged(one)
+
+
+def test_who_is_late_anyway_goes_where_it_costs_others_least() -> None:
+    ask = Ask(8000, 100)
+    free, holder = Candidate(backlog=11.0), Candidate(cached=7000, held=7000, backlog=12.0)
+    assert price.cheapest_prefill(ask, [free, holder], ASSUMED, rng()).place == 0
+    assert price.cheapest_prefill(ask, [free, holder], ASSUMED, rng(), ttft=20.0).place == 0
+    assert price.cheapest_prefill(ask, [free, holder], ASSUMED, rng(), ttft=0.5).place == 1
+
+
 def test_a_cached_prefix_is_worth_a_queue_only_as_long_as_what_it_saves() -> None:
     ask = Ask(8000, 100)
     saved = ASSUMED.prefill(8000, 0) - ASSUMED.prefill(1000, 7000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,6 +133,8 @@ def _question(
         routers=max(1, pool.spec.routing.replicas), decode_prices=prices[1],
     )  # fmt: skip
     promise, each = promise_of(pool), gpus_of(pool.spec)
+    if pool.spec.objectives.ttft is not None:
+        setup = replace(setup, ttft=promise.ttft)
     work = demand(trace, prices[0], setup.prefill_cache)
     limits = Limits((1, 1000), (1, 1000), each["prefill"], each["decode"])
     if pool.spec.scaling is not None:

@@ -44,6 +44,8 @@ class Setup:
     exchange: float | None = None
     index: Kind = "exact"
     seed: int = 0
+    #: The objective for the first token, in seconds, as far as the rule knows it.
+    ttft: float | None = None
     #: Prices of decode workers where their GPUs are others; ``prices`` are then those of prefill and of choices.
     decode_prices: Prices | None = None
 
@@ -105,7 +107,8 @@ class Router:
         ask = Ask(request.prompt, request.output)
         candidates = self._prefill_candidates(request)
         if self._setup.conditional:
-            decision = price.decide(ask, candidates, self._decode_candidates(request), self._setup.prices, self._rng)
+            decodes, prices = self._decode_candidates(request), self._setup.prices
+            decision = price.decide(ask, candidates, decodes, prices, self._rng, self._setup.ttft)
             if decision.prefill is None:
                 self._whole(job, ask)
                 return
@@ -114,13 +117,16 @@ class Router:
             both = zip(self._prefill, self._prefill_elsewhere, strict=True)
             uncached = [books.uncached * self._share + others.uncached for books, others in both]
             self._turn += 1
-            place = self._rule(Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng))
+            place = self._rule(
+                Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng, self._setup.ttft)
+            )
         self._hand_off(job, ask, place, candidates[place].cached)
 
     def _hand_off(self, job: Job, ask: Ask, place: int, cached: int) -> None:
         books, worker, name = self._prefill[place], self._pool.prefill[place], self._pool.prefill_names[place]
-        self._view.sent(name, job.request.blocks)
         seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
+        wait = books.seconds * self._share + self._prefill_elsewhere[place].seconds + seconds
+        self._view.sent(name, job.request.blocks, wait)
         _add(books, 1, ask.prompt, ask.prompt - cached, seconds)
 
         def prefilled() -> None:

@@ -31,6 +31,8 @@ class Seen:
     prices: Prices
     turn: int
     rng: Random
+    #: The pool's objective for the first token, in seconds.
+    ttft: float | None = None
 
 
 def random(seen: Seen) -> int:
@@ -55,7 +57,7 @@ def prefix(seen: Seen) -> int:
 
 def price_of_work(seen: Seen) -> int:
     """Least waiting caused, in seconds: Twinpool's ``price``."""
-    return price.cheapest_prefill(seen.ask, seen.candidates, seen.prices, seen.rng).place
+    return price.cheapest_prefill(seen.ask, seen.candidates, seen.prices, seen.rng, seen.ttft).place
 
 
 def sglang(seen: Seen) -> int:

@@ -1,7 +1,8 @@
 """What routers believe about workers' caches: the router's own KV indices, fed by simulated workers.
 
 Three kinds. ``exact``: every event at once. ``late``: events come seconds late, and some never. ``approximate``: no
-events; learnt from where prompts went, and discounted by the cached tokens that workers report.
+events; learnt from where prompts went, and discounted by the cached tokens that workers report. With events too, what
+was just sent somewhere counts as held there for a while.
 """
 
 from __future__ import annotations
@@ -55,10 +56,13 @@ class View:
 
         return later if self._kind == "late" else apply
 
-    def sent(self, worker: str, blocks: Sequence[int]) -> None:
-        """A prompt went to ``worker``."""
+    def sent(self, worker: str, blocks: Sequence[int], wait: float = 0.0) -> None:
+        """A prompt went to ``worker``, where it is expected to be read in ``wait`` seconds."""
+        keys = [block + 1 for block in blocks]
         if self._kind == "approximate":
-            self._approximate.learn([block + 1 for block in blocks], worker)
+            self._approximate.learn(keys, worker)
+        else:
+            self._exact.expect(Holder(worker), keys, self._clock.now, wait)
 
     def reported(self, worker: str, foretold: int, cached: int) -> None:
         """The worker said how many prompt tokens it had."""
@@ -71,4 +75,6 @@ class View:
         if self._kind == "approximate":
             found = self._approximate.leading(keys, workers)
             return {worker: int(depth * BLOCK_TOKENS) for worker, depth in found.items()}
-        return {holder.endpoint: held.device * BLOCK_TOKENS for holder, held in self._exact.leading(keys).items()}
+        self._exact.expire(self._clock.now)
+        by_holder = self._exact.leading(keys).items()
+        return {holder.endpoint: max(held.device, held.expected) * BLOCK_TOKENS for holder, held in by_holder}

@@ -64,6 +64,7 @@ class Chooser:
     def __init__(self, config: RouterConfig, ledger: Ledger, rng: Random) -> None:
         self._policy: Policy = config.policy
         self._conditional = config.conditional
+        self._ttft = config.ttft
         self._ledger = ledger
         self._rng = rng
         # Copies of a router that all began with the first worker would all meet there.
@@ -94,14 +95,14 @@ class Chooser:
             return True
         _, prefill = self._candidates(asked, prefills)
         _, decode = self._candidates(asked, decodes)
-        return price.decide(asked.ask, prefill, decode, self._prices, self._rng).prefill is not None
+        return price.decide(asked.ask, prefill, decode, self._prices, self._rng, self._ttft).prefill is not None
 
     def prefill(self, asked: Asked, workers: Sequence[Endpoint]) -> Endpoint:
         """Choose one of ``workers``, which must not be empty, for the prefill."""
         if self._policy != "price" or len(workers) == 1:
             return self._simple(asked, workers, "prefill")
         priced, candidates = self._candidates(asked, workers)
-        return priced[price.cheapest_prefill(asked.ask, candidates, self._prices, self._rng).place]
+        return priced[price.cheapest_prefill(asked.ask, candidates, self._prices, self._rng, self._ttft).place]
 
     def decode(self, asked: Asked, workers: Sequence[Endpoint], whole: bool) -> Endpoint:
         """Choose one of ``workers``, which must not be empty, for the answer, or for all of a request (``whole``)."""

@@ -9,8 +9,8 @@ was full, which :meth:`ExactIndex.coverage` shows.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from twinpool.router.logic.index_events import CLEARED, REMOVED, STORED
@@ -28,7 +28,8 @@ _EXPECTED: Final = 4
 _BITS: Final = 5
 _STORED: Final = 2**_EXPECTED - 1
 
-#: Seconds for which a prompt that was sent counts as held; engines read 100 000 tokens in that time.
+#: Seconds for which a prompt that was sent counts as held, beyond those that it is expected to take: engines read
+#: 100 000 tokens in that time.
 EXPECT_SECONDS: Final = 10.0
 #: Most blocks that are expected at a time; the oldest give way.
 _MOST_EXPECTED: Final = 2**18
@@ -64,7 +65,7 @@ class ExactIndex:
         self._stored: dict[int, int] = {}
         self._kept: dict[int, int] = {}
         #: What was sent: until when, where to, and which blocks.
-        self._expected: deque[tuple[float, int, Sequence[int]]] = deque()
+        self._expected: list[tuple[float, int, Sequence[int]]] = []
         self._expecting = 0
 
     def apply(self, holder: Holder, events: Events) -> None:
@@ -87,20 +88,20 @@ class ExactIndex:
                     self._stored[place] = max(0, self._stored[place] - 1)
                     self._kept[place] -= bool(self.table.remove(key, bit))
 
-    def expect(self, holder: Holder, keys: Sequence[int], now: float) -> None:
-        """A prompt with these blocks was sent to ``holder``."""
+    def expect(self, holder: Holder, keys: Sequence[int], now: float, wait: float = 0.0) -> None:
+        """A prompt with these blocks was sent to ``holder``, where it is expected to be read in ``wait`` seconds."""
         place = self._place(holder)
         bit = 1 << (place * _BITS + _EXPECTED)
         for key in keys:
             self.table.add(key, bit)
-        self._expected.append((now + EXPECT_SECONDS, place, keys))
+        heappush(self._expected, (now + wait + EXPECT_SECONDS, place, keys))
         self._expecting += len(keys)
         self.expire(now)
 
     def expire(self, now: float) -> None:
         """Expect no more what was sent too long ago, or is too much."""
         while self._expected and (self._expected[0][0] <= now or self._expecting > _MOST_EXPECTED):
-            _, place, keys = self._expected.popleft()
+            _, place, keys = heappop(self._expected)
             self._expecting -= len(keys)
             for key in keys:
                 self.table.remove(key, 1 << (place * _BITS + _EXPECTED))

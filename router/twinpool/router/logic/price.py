@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _BEHIND = 8.0
 
 
+#: What a second of waiting beyond the objective is worth beside one before it. Chosen in the same way.
+_LATE = 0.1
+
+
 class Choice(NamedTuple):
     """A worker (its place among the candidates), the price, and the request's own expected time to first token."""
 
@@ -54,10 +58,26 @@ def prefill_prices(ask: Ask, candidates: Sequence[Candidate], prices: Prices) ->
     ]
 
 
-def cheapest_prefill(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
-    """Choose the prefill worker."""
+def lateness(ask: Ask, candidates: Sequence[Candidate], prices: Prices, ttft: float) -> list[float]:
+    """Return how much less than its price each prefill worker is to be judged by, ``ttft`` being the objective.
+
+    What a request waits beyond its objective is worth little, as it has missed it already, and work that is saved lets
+    others meet theirs. Only waiting is judged so: the request's own work costs what it costs.
+    """
+    least = min(prices.warm(ask.prompt, candidate.cached, candidate.held) for candidate in candidates)
+    left = max(0.0, ttft - prices.pull(ask.prompt) - least)
+    return [(1.0 - _LATE) * max(0.0, candidate.backlog - left) for candidate in candidates]
+
+
+def cheapest_prefill(
+    ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, ttft: float | None = None
+) -> Choice:
+    """Choose the prefill worker; ``ttft`` is the objective for the first token in seconds, if there is one."""
     costs = prefill_prices(ask, candidates, prices)
-    place = policy.least(costs, rng)
+    judged = costs
+    if ttft is not None and max(candidate.backlog for candidate in candidates) > 0:
+        judged = [cost - late for cost, late in zip(costs, lateness(ask, candidates, prices, ttft), strict=True)]
+    place = policy.least(judged, rng)
     chosen = candidates[place]
     return Choice(place, costs[place], chosen.backlog + prices.warm(ask.prompt, chosen.cached, chosen.held))
 
@@ -100,13 +120,18 @@ def cheapest_whole(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rn
 
 
 def decide(
-    ask: Ask, prefills: Sequence[Candidate], decodes: Sequence[Candidate], prices: Prices, rng: Random
+    ask: Ask,
+    prefills: Sequence[Candidate],
+    decodes: Sequence[Candidate],
+    prices: Prices,
+    rng: Random,
+    ttft: float | None = None,
 ) -> Decision:
     """Decide between handing off and prefilling on the decode worker; neither list may be empty.
 
     The decode worker itself is chosen when it is needed, by the load of that moment.
     """
-    remote = cheapest_prefill(ask, prefills, prices, rng)
+    remote = cheapest_prefill(ask, prefills, prices, rng, ttft)
     handed = remote.price + cheapest_decode(ask, decodes, prices, rng).price
     whole = cheapest_whole(ask, decodes, prices, rng).price
     return Decision(remote, whole - handed) if handed < whole else Decision(None, handed - whole)

@@ -94,10 +94,11 @@ class Locate(msgspec.Struct, tag=True, frozen=True):
 
 
 class Sent(msgspec.Struct, tag=True, frozen=True):
-    """A prompt of these blocks was sent to an endpoint."""
+    """A prompt of these blocks was sent to an endpoint, where it is expected to be read in so many seconds."""
 
     endpoint: str
     names: tuple[int, ...]
+    wait: float = 0.0
 
 
 class Here(msgspec.Struct, tag=True, frozen=True):

@@ -203,7 +203,7 @@ class Control:
     def _asked(self, child: Child, message: channel.Locate | channel.Sent) -> None:
         """A data process asks who holds a prompt, or says where one went."""
         if isinstance(message, channel.Sent):
-            self._followers.sent(message.endpoint, message.names)
+            self._followers.sent(message.endpoint, message.names, message.wait)
         else:
             child.tell(channel.Located(message.number, self._followers.located(message.names)))
 

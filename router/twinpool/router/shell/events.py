@@ -85,10 +85,10 @@ class Followers:
         found = index.leading(names).items()
         return [(holder.endpoint, held) for holder, held in found if holder.endpoint in relied]
 
-    def sent(self, endpoint: str, names: Sequence[int]) -> None:
-        """A prompt of these blocks was sent to an endpoint."""
+    def sent(self, endpoint: str, names: Sequence[int], wait: float) -> None:
+        """A prompt of these blocks was sent to an endpoint, where it is expected to be read in ``wait`` seconds."""
         if self._index is not None and endpoint in self.sources:
-            self._index.expect(Holder(endpoint), names, asyncio.get_running_loop().time())
+            self._index.expect(Holder(endpoint), names, asyncio.get_running_loop().time(), wait)
 
     def blocks(self, endpoint: str) -> int:
         """Return how many blocks an endpoint has by its events."""

@@ -61,9 +61,9 @@ class Locator:
             self._numbers.add("twinpool_router_index_questions_total", ("answered",))
             listener(dict(held))
 
-    def sent(self, endpoint: str, names: tuple[int, ...]) -> None:
-        """Say that a prompt of these blocks was sent to an endpoint."""
-        self._send(channel.Sent(endpoint, names))
+    def sent(self, endpoint: str, names: tuple[int, ...], wait: float = 0.0) -> None:
+        """Say that a prompt of these blocks was sent to an endpoint, to be read there in about ``wait`` seconds."""
+        self._send(channel.Sent(endpoint, names, wait))
 
     def _late(self, number: int) -> None:
         listener, _ = self._open.pop(number)

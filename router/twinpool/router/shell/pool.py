@@ -155,7 +155,7 @@ class Pool:
         """A prompt goes to ``endpoint`` to be prefilled: return what that is expected to be."""
         work = self.chooser.sent(asked, endpoint)
         if asked.names:
-            self.locator.sent(endpoint.id, asked.names)
+            self.locator.sent(endpoint.id, asked.names, self.chooser.expected(work))
         return work
 
     def received(self, asked: Asked, endpoint: Endpoint) -> None:
