@@ -17,6 +17,7 @@ from twinpool.operator.logic.actions import (
     Apply,
     Delete,
     HandOver,
+    PutBack,
     Retire,
     ScaleToZero,
     SetGate,
@@ -109,14 +110,8 @@ class ModelCluster:
                 self._apply(copy.deepcopy(dict(body)), uid)
             case Try(_, revision, role):
                 self.tried |= {(revision, role)}
-            case Retire(name, uid, resource_version, until):
-                stored = self._exact("StatefulSet", name, uid, resource_version)
-                marks = {names.RETIRED_ANNOTATION: "true", protocol.ANNOTATION_DRAINING: until}
-                self._store("StatefulSet", name, merge(stored, {"metadata": {"annotations": marks}}))
-            case ScaleToZero(name, uid, resource_version, _):
-                stored = self._exact("StatefulSet", name, uid, resource_version)
-                assert names.RETIRED_ANNOTATION in stored["metadata"]["annotations"], "scaled to 0 without a mark"
-                self._store("StatefulSet", name, merge(stored, {"spec": {"replicas": 0}}))
+            case Retire() | PutBack() | ScaleToZero():
+                self._leave(action)
             case SetGate(name, uid, opened):
                 self._pod(name, uid, routable=opened)
             case Annotate(kind, name, uid, key, value):
@@ -132,6 +127,24 @@ class ModelCluster:
             case Delete(kind, name, uid, resource_version):
                 self._exact(kind, name, uid, resource_version)
                 del self.objects[kind, name]
+
+    def _leave(self, action: Retire | PutBack | ScaleToZero) -> None:
+        """Take a group out of service, or back."""
+        match action:
+            case Retire(name, uid, resource_version, until, kept):
+                stored = self._exact("StatefulSet", name, uid, resource_version)
+                marks = {names.RETIRED_ANNOTATION: "true", protocol.ANNOTATION_DRAINING: until}
+                marks |= {names.KEPT_ANNOTATION: kept} if kept else {}
+                self._store("StatefulSet", name, merge(stored, {"metadata": {"annotations": marks}}))
+            case PutBack(name, uid, resource_version):
+                stored = copy.deepcopy(self._exact("StatefulSet", name, uid, resource_version))
+                for key in (names.RETIRED_ANNOTATION, protocol.ANNOTATION_DRAINING, names.KEPT_ANNOTATION):
+                    stored["metadata"]["annotations"].pop(key, None)
+                self._store("StatefulSet", name, stored)
+            case ScaleToZero(name, uid, resource_version, _):
+                stored = self._exact("StatefulSet", name, uid, resource_version)
+                assert names.RETIRED_ANNOTATION in stored["metadata"]["annotations"], "scaled to 0 without a mark"
+                self._store("StatefulSet", name, merge(stored, {"spec": {"replicas": 0}}))
 
     def _pod(self, name: str, uid: str, **changes: Any) -> None:
         assert self.pods[name].uid == uid

@@ -17,7 +17,7 @@ from twinpool.operator.logic.actions import WriteScaling
 from twinpool.operator.logic.autoscaler import REFRESH, TICK, scaled
 from twinpool.operator.logic.figures import figures
 from twinpool.operator.logic.groups import groups
-from twinpool.operator.logic.observed import Observed, PodView
+from twinpool.operator.logic.observed import Observed, PodView, timestamp
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.ratio import wanted
 from twinpool.operator.logic.scaling_report import Totals, Work
@@ -110,6 +110,26 @@ def test_a_change_is_written_with_its_reason_and_the_last_ones_are_kept(
             pool = stored(pool, found.scaling.write)
     assert pool.status.scaling is not None
     assert len(pool.status.scaling.decisions) == (MAX_DECISIONS + 3 + 1) // 2
+
+
+def test_what_was_let_go_lately_is_put_back_when_it_is_missed(make_pool: Callable[..., InferencePool]) -> None:
+    now = 1000.0
+
+    def decided(before: tuple[int, int], age: float, backlog: float) -> str:
+        change = {
+            "time": timestamp(now - age), "reason": "", "after": {"prefill": 1, "decode": 1},
+            "before": {"prefill": before[0], "decode": before[1]},
+        }  # fmt: skip
+        status = {"target": {"prefill": 1, "decode": 1}, "time": timestamp(now), "decisions": [change]}
+        looks = [Look(now - 20 + t, {"r": Work(Totals(t, 100 * t), prefill=backlog)}) for t in range(21)]
+        found, _ = scaled(Observed(stored(elastic(make_pool), status), pods=(ROUTER,)), State(), looks, now)
+        assert found.scaling is not None
+        return found.scaling.outcome.reason
+
+    assert decided((3, 1), 5.0, backlog=90.0) == "PutBack"
+    assert decided((3, 1), 5.0, backlog=0.0) != "PutBack"
+    assert decided((3, 1), 15.0, backlog=90.0) != "PutBack", "it is too long ago"
+    assert decided((1, 0), 5.0, backlog=90.0) != "PutBack", "nothing was let go"
 
 
 def test_figures_are_written_again_when_they_are_old(make_pool: Callable[..., InferencePool]) -> None:

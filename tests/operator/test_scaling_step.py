@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinpool.core.economics import ASSUMED
-from twinpool.operator.logic.observed import PodView
 from twinpool.operator.logic.scaling import Pair, cheapest
 from twinpool.operator.logic.scaling_report import Totals, Work
-from twinpool.operator.logic.scaling_step import Outcome, Seen, State, advance, demand_of, growth_of, start_seconds
+from twinpool.operator.logic.scaling_step import Outcome, Seen, State, advance, demand_of, growth_of
 from twinpool.operator.logic.scaling_window import Look, Window, window
 from twinpool.operator.logic.target import limits
 
@@ -45,8 +44,8 @@ class Autoscaler:
         self.groups: Pair | None = None
         self.changes: list[Pair] = []
 
-    def look(self, work: Window | str, start: float = 0.0) -> Outcome:
-        seen = Seen(self.target, self.groups or self.target, work, start)
+    def look(self, work: Window | str, start: float = 0.0, **more: Any) -> Outcome:
+        seen = Seen(self.target, self.groups or self.target, work, start, **more)
         self.state, outcome = advance(self.state, self.pool, self.scaling, seen, self.now)
         if outcome.pair != self.target:
             self.changes.append(outcome.pair)
@@ -226,13 +225,60 @@ def test_how_many_sequences_an_engine_runs_is_read_from_its_arguments(make_pool:
     assert decode("--max-num-seqs", "2") == few
 
 
-def test_how_long_groups_took_to_start() -> None:
-    pods = [
-        PodView(f"p{n}", "decode", gated=True, created=100.0, ready_since=100.0 + took)
-        for n, took in enumerate((10.0, 30.0, 20.0))
-    ]
-    assert start_seconds(pods) == 20.0
-    assert start_seconds([PodView("r", "router", created=1.0, ready_since=9.0), replace(pods[0], created=None)]) == 0.0
+def test_what_is_missed_comes_back_at_once_and_stays_as_long_as_ever(pool: InferencePool) -> None:
+    ours = Autoscaler(pool, (6, 4))
+    ours.looks(arriving(1.0), 110)
+    before, low = (6, 4), ours.target
+    assert low < before
+    calm = ours.look(arriving(1.0), before=before)
+    assert calm.reason == "Following"
+    missed = ours.look(arriving(1.0, prefill=400.0), before=before)
+    assert (missed.reason, missed.pair) == ("PutBack", (6, low[1])), "the role that suffers alone"
+    assert "s of prefill wait for" in missed.words
+    ours.looks(arriving(1.0), 90)
+    assert ours.target[0] == 6
+    ours.looks(arriving(1.0), 20)
+    assert ours.target[0] < 6
+    late = ours.look(arriving(1.0, decoding=9000.0), before=(1, 9))
+    assert (late.reason, late.pair[1]) == ("PutBack", 9)
+    assert "sequences are written by" in late.words
+
+
+def test_groups_that_take_too_long_to_start_have_others_in_their_place(pool: InferencePool) -> None:
+    whole = Autoscaler(pool)
+    whole.looks(arriving(), 20)
+    need = whole.target
+    slow = Autoscaler(pool, need)
+    slow.looks(arriving(), 10)
+    found = slow.look(arriving(), late=(1, 0))
+    assert found.pair == (need[0] + 1, need[1])
+    assert "1 prefill groups take longer to start" in found.words
+    for _ in range(40):
+        found = slow.look(arriving(), late=found.pair)
+    assert found.pair[0] <= need[0] + 1, "groups that never start bring no more than one"
+
+
+def test_a_slow_rise_is_seen_over_as_long_as_a_group_takes_to_start(pool: InferencePool) -> None:
+    steady, rising = Autoscaler(pool), Autoscaler(pool)
+    for step in range(150):
+        steady.look(arriving(20.0), start=180.0)
+        rising.look(arriving(10.0 + step / 15), start=180.0)
+    assert rising.target[0] > steady.target[0]
+
+
+def test_prompts_that_decode_workers_compute_while_prefill_is_short_ask_for_no_decode(pool: InferencePool) -> None:
+    short, writing = Autoscaler(pool, (2, 2)), Autoscaler(pool, (2, 2))
+    short.looks(arriving(2.0, prefill=400.0, decoding=900.0), 10)
+    writing.looks(arriving(2.0, decoding=900.0), 10)
+    assert short.target[1] == 2 < writing.target[1]
+
+
+def test_a_backlog_that_will_be_gone_when_a_group_is_up_asks_for_none(pool: InferencePool) -> None:
+    gone, stays = Autoscaler(pool, (6, 3)), Autoscaler(pool, (6, 3))
+    for _ in range(10):
+        gone.look(arriving(prefill=400.0), start=180.0)
+        stays.look(arriving(prefill=4000.0), start=180.0)
+    assert gone.target[0] <= 6 < stays.target[0]
 
 
 @pytest.mark.parametrize("rate", [2.0, 12.0])

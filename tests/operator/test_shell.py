@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twinpool.core import protocol
-from twinpool.operator.logic.actions import Annotate, Apply, Delete, Retire, ScaleToZero, SetGate, WriteScaling
+from twinpool.operator.logic import names
+from twinpool.operator.logic.actions import Annotate, Apply, Delete, PutBack, Retire, ScaleToZero, SetGate, WriteScaling
 from twinpool.operator.logic.drift import stamped
 from twinpool.operator.logic.observed import Refusal, read_child
 from twinpool.operator.logic.settings import Settings
@@ -213,6 +214,17 @@ async def test_a_group_leaves_step_by_step() -> None:
     newer = dataclasses.replace(old, resource_version="3")
     assert memory.newest(KEY, [newer]) == [newer]
     assert memory.newest(KEY, [old]) == [old], "what was shown once needs no memory any more"
+
+
+async def test_a_group_that_is_missed_loses_its_marks() -> None:
+    cluster = FakeCluster()
+    until = "2026-01-01T00:00:00Z"
+    actions = (Retire("g", "u", "1", until, until), PutBack("g", "u", "2"))
+    assert await executor(cluster).execute(KEY, actions) == ()
+    marked, back = (body["metadata"] for body in cluster.bodies)
+    assert marked["annotations"][names.KEPT_ANNOTATION] == until
+    assert back["resourceVersion"] == "2"
+    assert back["annotations"] == dict.fromkeys(marked["annotations"])
 
 
 async def test_a_refused_mark_is_reported_as_its_pods() -> None:

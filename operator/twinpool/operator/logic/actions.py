@@ -63,7 +63,8 @@ class Try:
 class Retire:
     """Mark a group as on its way out, provided that it is still the object that was observed.
 
-    ``until`` (RFC 3339) is when it is scaled to 0 even if requests still run.
+    ``until`` (RFC 3339) is when it is scaled to 0 even if requests still run; ``kept`` is until when its pods stay even
+    if none does, in case that the group is missed (None: not at all).
     """
 
     kind: ClassVar[str] = "StatefulSet"
@@ -71,6 +72,17 @@ class Retire:
     uid: str
     resource_version: str
     until: str
+    kept: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """Take the mark off a group that was let go, provided that it is still the object that was observed."""
+
+    kind: ClassVar[str] = "StatefulSet"
+    name: str
+    uid: str
+    resource_version: str
 
 
 #: Why a drain ended: nothing was in flight any more, time was over, or the group did not serve.
@@ -158,7 +170,7 @@ class WriteScaling:
     changes: bool = False
 
 
-Action = Apply | Try | Retire | ScaleToZero | SetGate | Annotate | HandOver | TakeBack | Delete | WriteScaling
+Action = Apply | Try | Retire | PutBack | ScaleToZero | SetGate | Annotate | HandOver | TakeBack | Delete | WriteScaling
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from twinpool.core.scaling import (
     ScalingTarget,
 )
 from twinpool.core.units import parse_duration
-from twinpool.operator.logic import books
+from twinpool.operator.logic import books, starts
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.observed import seconds, timestamp
-from twinpool.operator.logic.scaling_step import Seen, State, advance, start_seconds
+from twinpool.operator.logic.scaling_step import Seen, State, advance
 from twinpool.operator.logic.scaling_window import window
 from twinpool.operator.logic.target import target, there
 
@@ -64,7 +64,8 @@ def scaled(observed: Observed, state: State, looks: Sequence[Look], now: float) 
     pool, scaling = observed.pool, observed.pool.spec.scaling
     if scaling is None:
         return observed, State()
-    existing = there(groups(observed))
+    members = groups(observed)
+    existing = there(members)
     if pool.status.scaling is None:
         pool = _adopted(pool, existing, now)
     if state == State():
@@ -72,9 +73,24 @@ def scaled(observed: Observed, state: State, looks: Sequence[Look], now: float) 
     length = parse_duration(scaling.window)
     serving = [pod.name for pod in books.serving_routers(observed.pods)]
     work = window(looks, serving, now, length) if looks else "the routers have not been asked yet"
-    seen = Seen(target(pool, scaling), existing, work, start_seconds(observed.pods))
+    took = starts.times(observed.pods)
+    seen = Seen(
+        target(pool, scaling), existing, work, starts.usual(took), starts.serving(members),
+        starts.late(members, starts.patience(took), now), _before(pool, length, now),
+    )  # fmt: skip
     state, outcome = advance(state, pool, scaling, seen, now)
     return replace(observed, pool=pool, scaling=_scaled(observed.pool, seen.target, outcome, now)), state
+
+
+def _before(pool: InferencePool, length: float, now: float) -> Pair | None:
+    """Return the numbers before the last change, if it let groups go and is watched still."""
+    stored = pool.status.scaling
+    if stored is None or not stored.decisions:
+        return None
+    last = stored.decisions[0]
+    recent = now - (seconds(last.time) or 0.0) <= length
+    fell = last.after.prefill < last.before.prefill or last.after.decode < last.before.decode
+    return (last.before.prefill, last.before.decode) if recent and fell else None
 
 
 def _inherited(pool: InferencePool) -> State:

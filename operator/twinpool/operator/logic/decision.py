@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from twinpool.operator.logic import scale_in, units
+from twinpool.operator.logic import reprieve, scale_in, units
 from twinpool.operator.logic.groups import Group, groups
 from twinpool.operator.logic.ratio import wanted
 from twinpool.operator.logic.revision import Revision, stored, surplus, target
@@ -40,6 +40,7 @@ def decide(observed: Observed, settings: Settings, now: float) -> Decision:
     pool = observed.pool
     existing, known = groups(observed), stored(observed)
     newest = target(observed, known, existing, settings)
+    existing = reprieve.returned(pool, existing, newest.name)
     leaving_first = scale_in.order(existing, scale_in.facts(observed, existing, newest.name))
     state = units.state(pool, leaving_first, newest.name, known, now)
     todo = step(state)

@@ -17,21 +17,26 @@ from twinpool.operator.logic.observed import seconds, timestamp
 from twinpool.operator.logic.timing import drain_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from twinpool.operator.logic.groups import Group
     from twinpool.operator.logic.observed import Observed, PodView
 
 
-def retire(group: Group, now: float) -> Retire:
-    """Return the mark that takes a group out of service; its requests may run until the time it holds."""
+def retire(group: Group, now: float, kept: str | None = None) -> Retire:
+    """Return the mark that takes a group out of service; its requests may run until the time it holds.
+
+    ``kept`` is until when its pods stay in any case.
+    """
     until = timestamp(now + drain_seconds(group.child))
-    return Retire(group.name, group.child.uid, group.child.resource_version, until)
+    return Retire(group.name, group.child.uid, group.child.resource_version, until, kept)
 
 
-def drains(observed: Observed, groups: Iterable[Group], now: float) -> list[Action]:
-    """Return the next step of every group that is on its way out."""
-    return [action for group in groups for action in _step(observed, group, now)]
+def drains(
+    observed: Observed, groups: Iterable[Group], now: float, kept: Collection[str] = frozenset()
+) -> list[Action]:
+    """Return the next step of every group that is on its way out; the pods of those that are ``kept`` stay."""
+    return [action for group in groups for action in _step(observed, group, now, kept=group.name in kept)]
 
 
 def draining(group: Group) -> bool:
@@ -55,7 +60,7 @@ def strays(groups: Iterable[Group]) -> list[Action]:
     ]
 
 
-def _step(observed: Observed, group: Group, now: float) -> list[Action]:
+def _step(observed: Observed, group: Group, now: float, *, kept: bool) -> list[Action]:
     if not draining(group):
         return []
     until = deadline(group)
@@ -65,6 +70,8 @@ def _step(observed: Observed, group: Group, now: float) -> list[Action]:
         return [_scale(group, "not_serving")]
     unmarked = [pod for pod in group.pods if pod.deadline is None and not pod.draining]
     marks: list[Action] = [_mark(pod, timestamp(until)) for pod in unmarked]
+    if kept:
+        return marks
     if now >= until:
         return [_scale(group, "deadline")]
     if not marks and _idle(observed, group):

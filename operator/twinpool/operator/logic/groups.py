@@ -39,6 +39,8 @@ class Group:
     pods: tuple[PodView, ...]
     #: Pods that make it whole, one for each node.
     size: int = 1
+    #: Whether it was let go and comes back.
+    returning: bool = False
 
     @property
     def name(self) -> str:
@@ -48,7 +50,8 @@ class Group:
     @property
     def retired(self) -> bool:
         """Return whether the group is on its way out."""
-        return self.child.deleting or self.child.annotation(names.RETIRED_ANNOTATION) == "true"
+        marked = self.child.annotation(names.RETIRED_ANNOTATION) == "true" and not self.returning
+        return self.child.deleting or marked
 
     @property
     def grows(self) -> str:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: ``true`` on a group's StatefulSet that is on its way out: scaled to 0 and deleted once its pods are gone.
 RETIRED_ANNOTATION = f"{protocol.GROUP}/retired"
+#: On such a StatefulSet: until when its pods stay although they get nothing to do (RFC 3339), in case they are missed.
+KEPT_ANNOTATION = f"{protocol.GROUP}/kept-until"
 #: Number of a group within its pool, from which its name is made.
 SERIAL_ANNOTATION = f"{protocol.GROUP}/serial"
 #: Highest number given to a group so far; kept on the router's Service so that no number is given twice.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic import compute_domain, names, progress, restarts
+from twinpool.operator.logic import compute_domain, names, progress, reprieve, restarts
 from twinpool.operator.logic.account import with_account
 from twinpool.operator.logic.actions import Action, Delete, Plan, Try, WriteScaling
 from twinpool.operator.logic.autoscaler import TICK
@@ -62,7 +62,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     actions: list[Action] = [*_scaling(observed), *applies(bodies, children, observed.contests)]
     tried = _created(pool, existing, dict.fromkeys(decision.trials, 1), newest, serial, settings)
     actions += [Try(stamped(body), newest.name, role) for body, role in zip(tried, decision.trials, strict=True)]
-    actions += _removals(existing, todo, children, pool, now)
+    actions += [*reprieve.put_back(existing), *_removals(existing, todo, children, pool, newest.name, now)]
     actions += [
         _delete(child)
         for name in sorted(decision.beyond)
@@ -74,7 +74,8 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     actions += remade(observed, existing, settings)
     actions += [*naming(existing), *restarts.counting(observed, existing)]
     actions += noting(observed, existing, settings.topology, now, sees_nodes=settings.sees_nodes)
-    actions += [*gates(observed, existing), *drains(observed, existing, now), *strays(existing)]
+    actions += [*gates(observed, existing), *strays(existing)]
+    actions += drains(observed, existing, now, reprieve.kept(pool, existing, newest.name, now))
     wanted = wanted_groups(pool)
     ends = progress.deadline(observed, existing, newest.name, wanted)
     situation = Situation(
@@ -157,10 +158,16 @@ def _created(
 
 
 def _removals(
-    existing: tuple[Group, ...], todo: Step, children: Mapping[tuple[str, str], Child], pool: InferencePool, now: float
+    existing: tuple[Group, ...],
+    todo: Step,
+    children: Mapping[tuple[str, str], Child],
+    pool: InferencePool,
+    newest: str,
+    now: float,
 ) -> list[Action]:
     by_name = {group.name: group for group in existing}
-    result: list[Action] = [retire(by_name[name], now) for name in todo.retire]
+    leaving = [by_name[name] for name in todo.retire]
+    result: list[Action] = [retire(group, now, reprieve.until(pool, group, newest, now)) for group in leaving]
     result += [_delete(group.child) for group in existing if group.retired and group.gone and not group.child.deleting]
     present = {group.role for group in existing}
     for role in protocol.ROLES:
@@ -178,6 +185,7 @@ def _delete(child: Child) -> Delete:
 def _requeue_after(existing: tuple[Group, ...], others: Iterable[float], now: float) -> float | None:
     """Return the seconds until a pod is overdue, a drain's time is over or another time comes: no event tells."""
     ends = [pod.deadline + LOST_AFTER for group in existing for pod in group.pods if pod.deadline is not None]
-    ends += [*others, *(end for end in map(deadline, existing) if end is not None)]
+    drained = [time for group in existing for time in (deadline(group), reprieve.stays_until(group))]
+    ends += [*others, *(end for end in drained if end is not None)]
     coming = [end - now for end in ends if end >= now]
     return min(coming) + 1.0 if coming else None

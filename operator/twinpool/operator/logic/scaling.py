@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from twinpool.core import protocol
 from twinpool.operator.logic.scaling_need import need
 
 if TYPE_CHECKING:
@@ -62,26 +63,39 @@ def plan_scale(
     recent: Sequence[Needs] = (),
     growth: float = 1.0,
     steady: Sequence[Needs] = (),
+    late: Pair = (0, 0),
 ) -> Decision:
     """Return how many groups of each role there should be.
 
     ``growth`` is by how much the demand may grow until a new group is up; ``recent`` are the needs of the last while,
-    which is as long as scaling in is held back; ``steady`` are those of the while for which scaling out is. Without
-    ``demand`` the current numbers stay.
+    which is as long as scaling in is held back; ``steady`` are those of the while for which scaling out is. Of
+    the current groups ``late`` are not counted on, and others are had in their place: as many as the rest at most, so
+    that groups which never start bring no more than one. Without ``demand`` the current numbers stay.
     """
     if demand is None:
         return Decision(*current, "no current figures of the arriving work: nothing is changed until there are")
     wanted = need(demand.times(growth), prices, promise, group)
     spare = need(demand.times(growth * _SPARE), prices, promise, group)
+    broken = [min(few, max(1, have - few)) for have, few in zip(current, late, strict=True)]
     floors = [
-        _floor(have, least, [most, *(pair[role] for pair in recent)], [pair[role] for pair in steady])
+        broken[role] + _floor(have, least, [most, *(pair[role] for pair in recent)], [pair[role] for pair in steady])
         for role, (have, least, most) in enumerate(
-            ((current[0], wanted.prefill, spare.prefill), (current[1], wanted.decode, spare.decode))
+            (
+                (current[0] - broken[0], wanted.prefill, spare.prefill),
+                (current[1] - broken[1], wanted.decode, spare.decode),
+            )
         )
     ]
     prefill, decode = cheapest((floors[0], floors[1]), limits)
     enough = prefill >= wanted.prefill and decode >= wanted.decode
-    return Decision(prefill, decode, _reason(demand, wanted, prefill, decode, enough), enough, wanted)
+    words = _reason(demand, wanted, prefill, decode, enough) + _broken(broken)
+    return Decision(prefill, decode, words, enough, wanted)
+
+
+def _broken(broken: Sequence[int]) -> str:
+    """Return in words which groups are not counted on."""
+    named = [f"{count} {role}" for count, role in zip(broken, protocol.ROLES, strict=True) if count]
+    return f"; {' and '.join(named)} groups take longer to start than others and do not count" if named else ""
 
 
 def _floor(current: int, least: float, held: Iterable[float], steady: Iterable[float]) -> int:

@@ -109,6 +109,22 @@ def largest_batch(demand: Demand, prices: Prices, itl: float, group: Group) -> i
     return low
 
 
+def suffering(demand: Demand, prices: Prices, promise: Promise, group: Group, pair: tuple[int, int]) -> tuple[str, str]:
+    """Return in words how ``pair`` groups break the promise at this moment, for prefill and for decode; else empty."""
+    prefill, decode = pair
+    waits = writes = ""
+    if prefill and demand.backlog:
+        first = demand.backlog / prefill + demand.prefill + prices.pull(demand.prompt) + prices.step(1, demand.prompt)
+        if first > promise.ttft:
+            waits = f"{demand.backlog:.3g} s of prefill wait for {prefill} groups"
+    if decode and demand.flying:
+        batch = demand.flying / decode
+        step = prices.step(batch, batch * (demand.prompt + demand.output / 2))
+        if batch > group.sequences or step > promise.itl:
+            writes = f"{demand.flying:.3g} sequences are written by {decode} groups"
+    return waits, writes
+
+
 def _prefill(demand: Demand, prices: Prices, promise: Promise, group: Group) -> float:
     """Return the least c at which M/G/c lets a wait beyond what the promise leaves happen no more often than it may."""
     if demand.rate <= 0 or demand.prefill <= 0:

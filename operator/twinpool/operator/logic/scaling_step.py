@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median
 from typing import TYPE_CHECKING
 
 from twinpool.core.economics import ASSUMED
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic.scaling import Decision, Limits, Needs, Pair, cheapest, plan_scale
-from twinpool.operator.logic.scaling_need import Demand, Group, Promise
+from twinpool.operator.logic.scaling_need import Demand, Group, Promise, largest_batch, suffering
 from twinpool.operator.logic.target import limits as limits_of
+from twinpool.operator.logic.trend import Rate, in_flight, remembered, slope, standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from twinpool.core.economics import Prices
     from twinpool.core.scaling import Scaling
     from twinpool.core.spec import InferencePool
-    from twinpool.operator.logic.observed import PodView
     from twinpool.operator.logic.scaling_window import Window
 
 #: Timings of a window from which on it is believed over what was learnt before.
@@ -50,6 +48,8 @@ class State:
     needs: tuple[tuple[float, Needs], ...] = ()
     prefill_factor: float = 1.0
     step_factor: float = 1.0
+    #: Earlier rates of requests, as far back as a group takes to start.
+    rates: tuple[Rate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,12 @@ class Seen:
     work: Window | str
     #: Seconds that groups took to get ready lately, 0 when none did.
     start: float = 0.0
-
-
-def start_seconds(pods: Iterable[PodView]) -> float:
-    """Return how long worker pods took from their creation until they served; an engine's later restart is no start."""
-    took = [
-        pod.ready_since - pod.created
-        for pod in pods
-        if pod.gated and pod.ready_since is not None and pod.created is not None and pod.ready_since > pod.created
-    ]
-    return min(3600.0, median(took)) if took else 0.0
+    #: Groups of ``groups`` that serve; None: all of them.
+    serving: Pair | None = None
+    #: Groups that take so long to start that nothing is expected of them.
+    late: Pair = (0, 0)
+    #: The numbers before groups were let go, as long as it is watched whether they are missed.
+    before: Pair | None = None
 
 
 def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now: float) -> tuple[State, Outcome]:
@@ -113,8 +109,10 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
     work = seen.work
     since = now if state.since is None else state.since
     learnt = _learnt(state, work)
-    demand = demand_of(work, learnt)
-    group = Group(_ROOM, _sequences(pool))
+    newest = Rate(now, work.totals.requests / work.seconds, work.seconds)
+    growth = growth_of(work, seen.start, slope(state.rates, newest, seen.start))
+    prices, promise, group = ASSUMED.scaled(learnt.step_factor), promise_of(pool), Group(_ROOM, _sequences(pool))
+    demand = _ahead(demand_of(work, learnt), seen, prices, promise, group)
     hold_in = parse_duration(scaling.stabilization.scale_in)
     hold_out = parse_duration(scaling.stabilization.scale_out)
     patient = now - since >= max(hold_in, parse_duration(scaling.window))
@@ -122,22 +120,31 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
     steady = [need for at, need in state.needs if at >= now - hold_out]
     decision = plan_scale(
         demand,
-        ASSUMED.scaled(learnt.step_factor),
-        promise_of(pool),
+        prices,
+        promise,
         group,
         bounds,
         held,
         recent if patient else [*recent, held],
-        growth_of(work, seen.start),
+        growth,
         steady if now - since >= hold_out else [*steady, held],
+        seen.late,
     )
     need = (decision.need.prefill, decision.need.decode) if decision.need else held
     figures = Figures(
-        demand.times(growth_of(work, seen.start)), _hit(work), work.waiting, learnt.prefill_factor,
+        demand.times(growth), _hit(work), work.waiting, learnt.prefill_factor,
         learnt.step_factor, seen.start, need,
     )  # fmt: skip
     kept = tuple((at, old) for at, old in state.needs if at >= now - max(hold_in, hold_out))
-    return replace(learnt, since=since, needs=(*kept, (now, need))), _outcome(seen, held, bounds, decision, figures)
+    learnt = replace(learnt, since=since, needs=(*kept, (now, need)), rates=remembered(state.rates, newest, seen.start))
+    back, words = _missed(seen, suffering(demand_of(work, learnt), prices, promise, group, held))
+    if words:
+        pair = cheapest(back, bounds)
+        # What was missed once is not let go again before it was not needed for as long as ever.
+        learnt = replace(learnt, needs=(*learnt.needs, (now, (float(pair[0]), float(pair[1])))))
+        message = "an objective suffered after groups were let go: they are put back"
+        return learnt, Outcome(pair, "PutBack", message, f"{words} after groups were let go", figures)
+    return learnt, _outcome(seen, held, bounds, decision, figures)
 
 
 def _outcome(seen: Seen, held: Pair, bounds: Limits, decision: Decision, figures: Figures) -> Outcome:
@@ -163,6 +170,15 @@ def _outcome(seen: Seen, held: Pair, bounds: Limits, decision: Decision, figures
         message = "the arriving work needs more groups than max, ratio or gpuBudget allow"
         return Outcome(pair, "Limited", message, decision.reason, figures)
     return Outcome(pair, "Following", "the numbers follow the arriving work", decision.reason, figures)
+
+
+def _missed(seen: Seen, words: tuple[str, str]) -> tuple[Pair, str]:
+    """Return the numbers with those put back that were let go lately of a role that suffers, and what it suffers."""
+    if seen.before is None:
+        return seen.target, ""
+    missed = [bool(text) and old > now for text, old, now in zip(words, seen.before, seen.target, strict=True)]
+    back = [old if miss else now for miss, old, now in zip(missed, seen.before, seen.target, strict=True)]
+    return (back[0], back[1]), " and ".join(text for text, miss in zip(words, missed, strict=True) if miss)
 
 
 def _fits(need: Needs, pair: Pair) -> bool:
@@ -208,10 +224,30 @@ def demand_of(work: Window, learnt: State) -> Demand:
     )
 
 
-def growth_of(work: Window, start: float) -> float:
-    """Return by how much the rate will have grown when a group that is begun now is up."""
+def growth_of(work: Window, start: float, trend: float = 0.0) -> float:
+    """Return by how much the rate will have grown when a group that is begun now is up.
+
+    ``trend`` is its slope over a longer time. The rate of a window is that of its middle.
+    """
     rate = work.totals.requests / work.seconds
-    return min(_MOST_GROWTH, 1 + work.slope * start / rate) if rate > 0 else 1.0
+    ahead = max(work.slope * start, trend * (start + work.seconds / 2))
+    return min(_MOST_GROWTH, 1 + ahead / rate) if rate > 0 else 1.0
+
+
+def _ahead(demand: Demand, seen: Seen, prices: Prices, promise: Promise, group: Group) -> Demand:
+    """Return the demand with what still waits, of prefill and of decode, when a group that is begun now is up.
+
+    While prompts wait too long for prefill, routers have decode workers compute some: what is there then is no sign of
+    longer answers, and more decode groups in place of prefill would make it worse.
+    """
+    prefill, decode = seen.groups if seen.serving is None else map(min, seen.groups, seen.serving)
+    load = demand.rate * demand.prefill
+    backlog = standing(demand.backlog, load, prefill, seen.groups[0] - prefill, seen.start)
+    batch = largest_batch(demand, prices, promise.itl, group)
+    slot = demand.output * prices.step(batch, batch * (demand.prompt + demand.output / 2))
+    waits, _ = suffering(demand, prices, promise, group, seen.groups)
+    flying = 0.0 if waits else in_flight(demand.flying, decode * batch, slot, group.drain)
+    return replace(demand, backlog=backlog, flying=flying)
 
 
 def promise_of(pool: InferencePool) -> Promise:

@@ -14,6 +14,7 @@ from twinpool.operator.logic.actions import (
     Apply,
     Delete,
     HandOver,
+    PutBack,
     Retire,
     ScaleToZero,
     SetGate,
@@ -183,7 +184,7 @@ class Executor:
             case Try(body, revision, role):
                 await self._try_out(body)
                 self._memory.took(key, revision, role)
-            case Retire() | ScaleToZero() | SetGate():
+            case Retire() | PutBack() | ScaleToZero() | SetGate():
                 await self._leave(key, action)
             case Annotate(kind, name, uid, annotation, value):
                 body = {"metadata": {"uid": uid, "annotations": {annotation: value}}}
@@ -238,15 +239,21 @@ class Executor:
         answer = await self._cluster.merge("StatefulSet", key[0], name, body)
         self._memory.wrote(key, read_child("StatefulSet", answer))
 
-    async def _leave(self, key: PoolKey, action: Retire | ScaleToZero | SetGate) -> None:
+    async def _leave(self, key: PoolKey, action: Retire | PutBack | ScaleToZero | SetGate) -> None:
         """Carry out what takes groups into and out of service."""
         namespace, _pool = key
         match action:
-            case Retire(name, uid, version, until):
+            case Retire(name, uid, version, until, kept):
                 marks = {names.RETIRED_ANNOTATION: "true", protocol.ANNOTATION_DRAINING: until}
+                marks |= {names.KEPT_ANNOTATION: kept} if kept else {}
                 body: dict[str, Any] = {"metadata": {"uid": uid, "resourceVersion": version, "annotations": marks}}
                 await self._merge_group(key, name, body)
                 _log.info("%s/%s: group %s is on its way out, its requests may run until %s", *key, name, until)
+            case PutBack(name, uid, version):
+                taken = (names.RETIRED_ANNOTATION, protocol.ANNOTATION_DRAINING, names.KEPT_ANNOTATION)
+                body = {"metadata": {"uid": uid, "resourceVersion": version, "annotations": dict.fromkeys(taken)}}
+                await self._merge_group(key, name, body)
+                _log.info("%s/%s: group %s is wanted again and stays", *key, name)
             case ScaleToZero(name, uid, version, result):
                 body = {"metadata": {"uid": uid, "resourceVersion": version}, "spec": {"replicas": 0}}
                 await self._merge_group(key, name, body)
