@@ -48,6 +48,7 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/parallelism",
         "docs/speculation",
         "docs/kv-tiers",
+        "docs/experts",
     ],
     "Network": ["docs/topology/*", "docs/preflight"],
     "Run": ["docs/operations", "docs/explain", "docs/bench", "docs/worker-health"],

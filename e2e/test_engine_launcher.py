@@ -81,6 +81,8 @@ for line in sys.stdin:
         args.pipeline_parallel_size],
         "copies": [args.data_parallel_size, args.data_parallel_size_local, args.data_parallel_start_rank,
         args.data_parallel_address, args.data_parallel_rpc_port, args.headless, args.enable_expert_parallel],
+        "experts": [args.enable_eplb, args.eplb_config.num_redundant_experts, args.eplb_config.step_interval,
+        args.eplb_config.window_size, args.eplb_config.log_balancedness, args.eplb_config.log_balancedness_interval],
         "drafts": args.speculative_config, "lookup": args.speculative_config and build_dynamic_sd_schedule_lookup(
         args.speculative_config["num_speculative_tokens_per_batch_size"], 256, 4),
         "kv": args.kv_transfer_config and [args.kv_transfer_config.kv_connector, args.kv_transfer_config.kv_role,
@@ -105,6 +107,9 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, gpus, Place()).argv[4:]) for one, gpus in settings]
     lines += [json.dumps(vllm_command(wide, Pod("10.0.0.7"), {}, 1, place).argv[4:]) for place in places]
     lines += [json.dumps(vllm_command(copies, Pod("10.0.0.7"), {}, 2, place).argv[4:]) for place in places]
+    moving = {"expert_balancing": True, "redundant_experts": 8}
+    balanced = tiny_config(role="decode", gpus=2, data=4, expert=True, nodes=2, connector="nixl", **moving)
+    lines.append(json.dumps(vllm_command(balanced, Pod("10.0.0.7"), {}, 2, places[0]).argv[4:]))
     drafting = tiny_config(role="decode", gpus=1, speculation="ngram")
     choice = choose(drafting, Surroundings(takes_schedule=True))
     lines.append(json.dumps(vllm_command(drafting, Pod("10.0.0.7"), {}, 1, Place(), choice.argument).argv[4:]))
@@ -118,8 +123,9 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(parsed) == len(settings) + 2 * len(places) + 1
-    drafts = parsed.pop()
+    assert len(parsed) == len(settings) + 2 * len(places) + 2
+    drafts, moved = parsed.pop(), parsed.pop()
+    assert moved["experts"] == [True, 8, 3000, 1000, True, 100]
     second, first = parsed.pop()["copies"], parsed.pop()["copies"]
     assert first == [4, 2, None, "10.0.0.7", 29521, False, True]
     assert second == [4, 2, 2, "10.0.0.7", 29521, True, True]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twinpool.core.protocol import Leader
+from twinpool.localcluster.progress import Progress
+from twinpool.localengine.models import TINY_MOE, ensure_model
 from twinpool.localengine.pod import LauncherPod, end, tiny_config
 from twinpool.worker.inject import inject
 from twinpool.worker.logic import load
@@ -152,3 +154,19 @@ def test_two_ranks_in_two_pods_are_one_and_a_lost_one_restarts_both(
     assert [pod.status()["epoch"] for pod in pods] == [3, 3]
     assert 'twinpool_worker_engine_losses_total{cause="OutOfMemory"} 1' in pods[0].get("/metrics")[1]
     end(*(pod.process for pod in pods))
+
+
+def test_a_mixture_with_expert_parallelism_answers_as_without(
+    start: Callable[..., LauncherPod], engine: Engine
+) -> None:
+    """On one rank, the most that vLLM 0.32 runs of it on a CPU: several ranks are for the simulated engine."""
+    folder = str(ensure_model(TINY_MOE, engine, Progress()))
+    texts = []
+    for expert in (False, True):
+        pod = start(model_path=folder, expert=expert)
+        pod.wait_ready()
+        texts.append(answer(pod))
+        assert ("--enable-expert-parallel" in pod.log.read_text()) is expert
+        end(pod.process)
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 10

@@ -136,6 +136,13 @@ def role_cases(role: str) -> list[Case]:
             {role: {"parallelism": {"tensor": 16, "data": 2}}},
             (f"spec.{role}.parallelism.data", "each copy (tensor x pipeline) must fit into a node"),
         ),
+        Case(
+            f".spec.{role}",
+            {role: {"parallelism": {"data": 8, "expert": True}, "expertBalancing": {"redundantExperts": 32}}},
+            {role: {"parallelism": {"data": 8}, "expertBalancing": {}}},
+            (f"spec.{role}.expertBalancing", "needs parallelism.expert"),
+            extra=({role: {"parallelism": {"pipeline": 2, "expert": True}, "expertBalancing": {}}},),
+        ),
         *argument_cases(f"{role}.engine"),
         *unit_cases(f"{role}.resources.cpu", ["4", "0.5", "500m"], ["two", "4 ", "-1"]),
         *unit_cases(f"{role}.resources.memory", ["25Gi", "16"], ["25GB ", "25GB", "Gi", "0Gi"]),

@@ -67,6 +67,18 @@ ENGINE = Dashboard(
                     (Query(total("vllm:generation_tokens_total", "pod"), "{{pod}}"),),
                 ),
                 Panel(
+                    "Load of the busiest GPU's experts",
+                    "Over the mean, as the engine's log tells it, beside what chance makes of even routing. Above it: "
+                    "steps wait for that GPU; more copies (`decode.expertBalancing.redundantExperts`) or moves more "
+                    "often (`interval`).",
+                    "short",
+                    (
+                        Query(f"max by (pod) (twinpool_worker_expert_load_ratio{{{POOL}}})", "{{pod}}"),
+                        Query(f"max(twinpool_worker_expert_load_noise_ratio{{{POOL}}})", "chance", wish=True),
+                    ),
+                    empty="a pool without expertBalancing tells nothing of its experts",
+                ),
+                Panel(
                     "How requests ended",
                     "Requests per second by reason: stop, length (the client's limit), abort (it left), error.",
                     "reqps",

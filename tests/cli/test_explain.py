@@ -157,9 +157,17 @@ def test_a_tier_of_the_simulated_engine_that_loses_is_named(bandwidth: float, ca
         assert any("anything about hardware" in line for line in found.caution)
 
 
+@pytest.mark.parametrize(("significant", "found"), [(1, 0.25), (0, None)])
+def test_experts_are_blamed_only_for_more_than_chance(significant: int, found: float | None) -> None:
+    page = f"twinpool_worker_expert_load_ratio 4.0\ntwinpool_worker_expert_load_significant {significant}\n"
+    now = dataclasses.replace(snapshot(10.0, 300), engines={"d-0": parse(page)})
+    assert observation(snapshot(0.0, 100), now).expert_balance == found
+
+
 def test_only_declared_metrics_are_read() -> None:
     text = Path(slowness.__file__).read_text().replace("{_ROUTER}", "twinpool_router_")
-    names = re.findall(r"\b(?:twinpool_router_|vllm:)[a-z_]*[a-z]\b", text)
+    text = text.replace("{_WORKER}", "twinpool_worker_")
+    names = re.findall(r"\b(?:twinpool_(?:router|worker)_|vllm:)[a-z_]*[a-z]\b", text)
     assert len(names) > 10
     for name in names:
         assert re.sub(r"_(sum|count)$", "", name) in {**DECLARED, **ENGINE_METRICS}, name

@@ -150,6 +150,13 @@ def test_speculation_is_the_pools_and_the_number_of_tokens_the_roles(make_pool: 
     assert config(template(make_pool())).speculation is None
 
 
+def test_balancing_of_experts_is_a_roles(make_pool: Make) -> None:
+    wide = {"parallelism": {"data": 8, "expert": True}, "expertBalancing": {"redundantExperts": 32, "interval": 500}}
+    told = config(template(make_pool({"decode": wide})))
+    assert (told.expert_balancing, told.redundant_experts, told.expert_interval) == (True, 32, 500)
+    assert not config(template(make_pool())).expert_balancing
+
+
 def test_copies_of_the_layers_are_ranks_of_the_group(make_pool: Make) -> None:
     pool = make_pool({"decode": {"parallelism": {"tensor": 2, "data": 8, "expert": True}}})
     told = config(template(pool))

@@ -120,6 +120,7 @@ def test_a_field_without_effect_on_pods_starts_no_rollout(make_pool: Make) -> No
         {"decode": {"drainTimeout": "1m"}},
         {"speculation": {"method": "ngram"}},
         {"speculation": {"method": "ngram"}, "decode": {"speculation": {"tokens": 2}}},
+        {"decode": {"parallelism": {"data": 2, "expert": True}, "expertBalancing": {"redundantExperts": 2}}},
         {"prefill": {"kvCache": {"tiers": [{"kind": "host", "size": "1Gi"}]}}},
     ],
 )

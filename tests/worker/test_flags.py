@@ -292,3 +292,20 @@ def test_the_engine_comes_behind_its_preflight():
     assert {"--local=4", "--first=4", "--world=8", "--leader=10.0.0.9", "--port=29511", "--pod=p-0"} <= {
         *got.argv[3:end]
     }
+
+
+def test_experts_are_balanced_only_where_asked_and_on_gpus():
+    argv = command(gpus=2, data=2, expert=True, expert_balancing=True, redundant_experts=4).argv
+    assert argv.count("--enable-eplb") == 1
+    assert json.loads(value_of(argv, "--eplb-config")) == {
+        "num_redundant_experts": 4,
+        "step_interval": 3000,
+        "window_size": 1000,
+        "log_balancedness": True,
+        "log_balancedness_interval": 100,
+    }
+    assert "--enable-eplb" not in command(gpus=2, data=2, expert=True).argv
+    simulated = command(engine="simulated", data=2, expert=True, expert_balancing=True).argv
+    assert "--enable-eplb" in simulated
+    with pytest.raises(InvalidValue, match="expertBalancing needs GPUs"):
+        command(gpus=0, data=2, expert=True, expert_balancing=True)

@@ -108,7 +108,9 @@ def plan(
     tokens: Annotated[int | None, Parameter(help="Tokens of a request; default: model.maxModelLen.")] = None,
     answer: Annotated[int, Parameter(help="Tokens of a request that are written.")] = 256,
     concurrency: Annotated[int, Parameter(help="Requests at once on one replica.")] = 32,
-    redundant_experts: Annotated[int, Parameter(help="Copies of experts in each layer, to even out their load.")] = 0,
+    redundant_experts: Annotated[
+        int | None, Parameter(help="Copies of experts in each layer; default: expertBalancing.redundantExperts.")
+    ] = None,
     output: Format = "text",
 ) -> int:
     """Show which rank of which group of a pool would go to which node, what that costs, and what is short.
@@ -120,6 +122,9 @@ def plan(
     seen = _from_file(nodes) if nodes else from_cluster(kubectl)
     chosen = observed.pool.spec.placement is not None
     layout = foreseen(observed, seen, with_links(parse_topology(topology), links))
+    if redundant_experts is None:
+        balanced = [role.expert_balancing for role in (observed.pool.spec.prefill, observed.pool.spec.decode) if role]
+        redundant_experts = max((each.redundant_experts for each in balanced if each), default=0)
     asked = Asked(gpu, tokens, answer, concurrency, redundant_experts)
     what = served(observed.pool, model_config, asked) if model_config else None
     sized = sizing(observed.pool, what) if what else None

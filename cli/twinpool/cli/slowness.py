@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from twinpool.core.spec import WorkerRole
     from twinpool.operator.logic.observed import PodView
 
-_ROUTER = "twinpool_router_"
+_ROUTER, _WORKER = "twinpool_router_", "twinpool_worker_"
 
 
 def observation(before: Snapshot, now: Snapshot) -> Observation:
@@ -56,8 +56,19 @@ def observation(before: Snapshot, now: Snapshot) -> Observation:
         decode.total("vllm:nixl_xfer_time_seconds_sum"),
         tiers=uses(reads.total, _kinds(reading)),
         compute_seconds=compute_seconds(reads.total) if _kinds(reading) else None,
+        expert_balance=_expert_balance([now.engines[pod.name] for pod in workers if pod.name in now.engines]),
         simulated=pool.spec.engine.kind == "simulated",
     )
+
+
+def _expert_balance(pages: list[Scrape]) -> float | None:
+    """Return the mean over the largest load of experts, of the worker where it is worst; None when it is chance."""
+    told = [
+        1 / page.total(f"{_WORKER}expert_load_ratio")
+        for page in pages
+        if page.total(f"{_WORKER}expert_load_significant") and page.total(f"{_WORKER}expert_load_ratio")
+    ]
+    return min(told, default=None)
 
 
 def _kinds(role: WorkerRole) -> list[str]:

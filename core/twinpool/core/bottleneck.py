@@ -229,7 +229,8 @@ def _expert_skew(seen: Observation) -> Finding | None:
         "expert skew",
         "decode, which waits for its busiest expert",
         "the GPUs of the busiest experts",
-        "move experts by load, with some of them twice (`--enable-eplb` in `engine.args`)",
+        "move experts more often (`decode.expertBalancing.interval`), or keep more of them twice "
+        "(`decode.expertBalancing.redundantExperts`)",
         "memory for the copies, and short pauses while experts move",
         (f"experts' mean load is {seen.expert_balance:.0%} of the busiest one's", _against(seen)),
         ("that more decode groups would help: each would have the same busy experts.", *_simulated(seen)),

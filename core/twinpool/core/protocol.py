@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from twinpool.core.errors import InvalidValue
+from twinpool.core.managed import MANAGED_ENV as MANAGED_ENV
+from twinpool.core.managed import MANAGED_FLAGS as MANAGED_FLAGS
+from twinpool.core.managed import managed_flag as managed_flag
+from twinpool.core.managed import managed_flag_pattern as managed_flag_pattern
 
 GROUP = "serving.twinpool.dev"
 VERSION = "v1alpha1"
@@ -117,116 +120,6 @@ KV_LEASE_SECONDS = 30.0
 #: of at most 63 characters, so a set's name has at most 52; ours is ``<pool>-prefill-<6 characters>``.
 MAX_POOL_NAME = 37
 
-#: Engine flags that Twinpool sets itself. Each entry lists a flag with its short forms. vLLM takes ``_`` for ``-``
-#: and ``--flag.key`` for JSON values, which :func:`managed_flag` knows.
-MANAGED_FLAGS: tuple[str, ...] = (
-    "--model",
-    "--served-model-name",
-    "--revision",
-    "--max-model-len",
-    "--host",
-    "--port",
-    "--uds",
-    "--api-key",
-    "--api-server-count",
-    "--root-path",
-    "--headless",
-    "--nnodes",
-    "--node-rank",
-    "--master-addr",
-    "--master-port",
-    "--tensor-parallel-size",
-    "--pipeline-parallel-size",
-    "--data-parallel-size",
-    "--data-parallel-size-local",
-    "--data-parallel-rank",
-    "--data-parallel-start-rank",
-    "--data-parallel-address",
-    "--data-parallel-rpc-port",
-    "--data-parallel-hybrid-lb",
-    "--data-parallel-external-lb",
-    "--data-parallel-multi-port-external-lb",
-    "--enable-expert-parallel",
-    "--kv-transfer-config",
-    "--kv-events-config",
-    "--kv-offloading-size",
-    "--kv-offloading-backend",
-    "--otlp-traces-endpoint",
-    "--speculative-config",
-    "--spec-method",
-    "--spec-model",
-    "--spec-tokens",
-    "--shutdown-timeout",
-    "-tp",
-    "-pp",
-    "-dp",
-    "-dpl",
-    "-dpn",
-    "-dpr",
-    "-dpa",
-    "-dpp",
-    "-dph",
-    "-dpe",
-    "-dpm",
-    "-ep",
-    "-sc",
-    "-n",
-    "-r",
-)
-
-#: Environment variables of the engine container that Twinpool sets itself; so is everything from ``TWINPOOL_``.
-MANAGED_ENV: tuple[str, ...] = (
-    "POD_IP",
-    "POD_NAME",
-    "POD_UID",
-    "POD_NAMESPACE",
-    "VLLM_HOST_IP",
-    "VLLM_PORT",
-    "VLLM_NIXL_SIDE_CHANNEL_HOST",
-    "VLLM_NIXL_SIDE_CHANNEL_PORT",
-)
-
-
-def managed_flag_pattern() -> str:
-    """Return a regular expression, RE2's and Python's, for arguments that set a managed flag in full, for the CRD.
-
-    Shared letters are written once: the API server estimates a rule's cost by the length of its pattern, and has no
-    room for abbreviations, which :func:`managed_flag` refuses in the launcher. A value may be glued to ``-n``.
-    """
-    long = _either([flag[2:] for flag in MANAGED_FLAGS if flag.startswith("--")])
-    short = _either([flag[1:] for flag in MANAGED_FLAGS if not flag.startswith("--")])
-    return f"^(--{long}|-{short})([=.]|$)|^-[nr][0-9]+$"
-
-
-def _either(words: list[str]) -> str:
-    """Return a pattern for exactly one of ``words``."""
-    by_letter: dict[str, list[str]] = {}
-    for word in words:
-        if word:
-            by_letter.setdefault(word[0], []).append(word[1:])
-    found = "|".join(letter.replace("-", "[-_]") + _either(rests) for letter, rests in by_letter.items())
-    if "" in words:
-        return f"({found})?" if found else ""
-    return f"({found})" if len(by_letter) > 1 else found
-
-
-_FLAG = re.compile("^--?[a-z]")
-_GLUED = re.compile("^-[nr][0-9]+$")
-
-
-def managed_flag(argument: str) -> str | None:
-    """Return the managed flag that ``argument`` sets, or None when the argument is the user's own.
-
-    argparse completes abbreviations (``--tensor-par``, ``-t``), so whatever begins a managed flag sets it; no flag of
-    vLLM's own does.
-    """
-    if _GLUED.match(argument):
-        return argument[:2]
-    if not _FLAG.match(argument):
-        return None
-    name = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
-    return next((flag for flag in (name, *MANAGED_FLAGS) if flag in MANAGED_FLAGS and flag.startswith(name)), None)
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -275,6 +168,11 @@ class WorkerConfig:
     host_kv_bytes: int = 0
     disk_kv_bytes: int = 0
     shared_kv_bytes: int = 0
+    #: Experts move by how busy they are, with so many copies in each layer, by the load of so many steps.
+    expert_balancing: bool = False
+    redundant_experts: int = 0
+    expert_interval: int = 3000
+    expert_window: int = 1000
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from twinpool.core import protocol
+from twinpool.core.expert_balancing import ExpertBalancing as ExpertBalancing
 from twinpool.core.fields import Duration, Part, PodTemplate, SecretReference, rule, rules
 from twinpool.core.kv_cache import KvCache as KvCache
 from twinpool.core.kv_cache import KvTier as KvTier
@@ -245,6 +246,12 @@ class WorkerRole(Part):
                 "kvCache.tiers needs each copy (tensor x pipeline) within a node, whose memory the host tier is",
                 field_path=".kvCache",
             ),
+            rule(
+                "!has(self.expertBalancing) "
+                "|| self.parallelism.expert && self.parallelism.tensor * self.parallelism.data > 1",
+                "expertBalancing needs parallelism.expert, and tensor x data above 1 to move experts between",
+                field_path=".expertBalancing",
+            ),
         )
     )
 
@@ -253,6 +260,9 @@ class WorkerRole(Part):
     resources: Resources = Field(default_factory=Resources, description="What one pod gets.")
     engine: RoleEngine = Field(default_factory=RoleEngine, description="What this role changes of the engine.")
     kv_cache: KvCache | None = Field(None, description="What is kept of the KV cache outside the accelerator.")
+    expert_balancing: ExpertBalancing | None = Field(
+        None, description="Even out the load of a mixture's experts; without it they stay where they are."
+    )
     speculation: RoleSpeculation | None = Field(
         None, description="How many tokens this role drafts, where the pool's speculation says how; default: auto."
     )

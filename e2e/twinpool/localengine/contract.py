@@ -29,7 +29,7 @@ _METRIC_FILES = (
     "v1/kv_offload/**/*.py",
 )
 _REQUEST_FILES = ("entrypoints/**/protocol.py",)
-_CONFIG_FILES = ("config/kv_transfer.py", "config/kv_events.py", "config/speculative.py")
+_CONFIG_FILES = ("config/kv_transfer.py", "config/kv_events.py", "config/speculative.py", "config/parallel.py")
 _TRANSFER_FILES = (
     *("distributed/kv_transfer/kv_connector/v1/nixl/**/*.py", "distributed/kv_transfer/kv_connector/factory.py"),
     *("distributed/kv_transfer/kv_connector/v1/multi_connector.py", "v1/kv_offload/**/*.py"),
@@ -81,6 +81,13 @@ def needed() -> Contract:
     transfer = ("kv_connector", "kv_role", "kv_buffer_device", "kv_connector_extra_config", "kv_load_failure_policy")
     events = ("enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint", "topic", "buffer_steps")
     drafts = ("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+    balancing = (
+        "num_redundant_experts",
+        "step_interval",
+        "window_size",
+        "log_balancedness",
+        "log_balancedness_interval",
+    )
     return Contract(
         flags=frozenset(flags),
         metrics=frozenset(_base(name) for name in metrics),
@@ -89,6 +96,7 @@ def needed() -> Contract:
             [f"KVTransferConfig.{name}" for name in transfer]
             + [f"KVEventsConfig.{name}" for name in events]
             + [f"SpeculativeConfig.{name}" for name in drafts]
+            + [f"EPLBConfig.{name}" for name in balancing]
             + [f"SpeculativeMethod.{name}" for name in get_args(protocol.SpeculationMethod)]
         ),
         transfer=frozenset(_TRANSFER_KEYS),

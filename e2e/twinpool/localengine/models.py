@@ -1,4 +1,4 @@
-"""Make the two models, each once, into the cache."""
+"""Make the models, each once, into the cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Model:
 
 SMOLLM2 = Model("smollm2-135m-instruct", "smollm2.py", 700_000_000, "SmolLM2-135M-Instruct as float32 (538 MB)")
 TINY = Model("tiny", "tiny.py", 50_000_000, "a tiny random Llama for tests (14 MB)")
-MODELS = {model.name: model for model in (SMOLLM2, TINY)}
+TINY_MOE = Model("tiny-moe", "tiny_moe.py", 50_000_000, "a tiny random mixture of experts for tests (6 MB)")
+MODELS = {model.name: model for model in (SMOLLM2, TINY, TINY_MOE)}
 
 
 def ensure_model(model: Model, engine: Engine, progress: Progress) -> Path:

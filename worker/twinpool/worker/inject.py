@@ -27,6 +27,8 @@ _CORE = (
     "errors.py",
     "experts.py",
     "kv.py",
+    "expert_load.py",
+    "managed.py",
     "model_config.py",
     "protocol.py",
     "tier_use.py",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.cli.live.frame import Snapshot, frame
 from twinpool.cli.pools import observe
-from twinpool.cli.scrape import Scrape, parse
+from twinpool.cli.scrape import Scrape, added, parse
 from twinpool.core import protocol
 from twinpool.core.errors import TwinpoolError
 from twinpool.operator.logic import names
@@ -17,7 +17,7 @@ from twinpool.operator.logic import names
 if TYPE_CHECKING:
     from twinpool.cli.forward import Forwards
     from twinpool.cli.kubectl import Kubectl
-    from twinpool.operator.logic.observed import Observed
+    from twinpool.operator.logic.observed import Observed, PodView
 
 #: Seconds between two looks at the pods' pages, and at the pool and its pods, which takes two runs of kubectl.
 EVERY = 1.0
@@ -80,8 +80,19 @@ class Watcher:
             self._forwards.keep({pod.name for pod in self._observed.pods})
         pods = [pod for pod in self._observed.pods if pod.phase == "Running" and pod.rank == 0]
         routers = {pod.name: self._scrape(pod.name, protocol.ROUTER_ADMIN_PORT) for pod in pods if _routes(pod.role)}
-        engines = {pod.name: self._scrape(pod.name, protocol.ENGINE_PORT) for pod in pods if not _routes(pod.role)}
+        engines = {pod.name: self._worker(pod) for pod in pods if not _routes(pod.role)}
         return Snapshot(now, self._observed, _answers(routers), _answers(engines))
+
+    def _worker(self, pod: PodView) -> Scrape | None:
+        """Return what an engine counts, and its launcher where experts are balanced: vLLM counts nothing of them."""
+        page = self._scrape(pod.name, protocol.ENGINE_PORT)
+        assert self._observed is not None
+        spec = self._observed.pool.spec
+        role = spec.prefill if pod.role == "prefill" else spec.decode
+        if page is None or role is None or role.expert_balancing is None:
+            return page
+        launcher = self._scrape(pod.name, protocol.LAUNCHER_PORT)
+        return page if launcher is None else added([page, launcher])
 
     def _scrape(self, pod: str, port: int) -> Scrape | None:
         text = self._forwards.page(pod, port, "/metrics")

@@ -138,5 +138,24 @@ METRICS = catalogue(
             _MADE,
             "seconds",
         ),
+        Metric(
+            "twinpool_worker_expert_load_ratio",
+            "gauge",
+            "Load of the GPU with the busiest experts over the mean, in the last steps that the engine told of; steps "
+            "wait for it. Told with expertBalancing.",
+            _MADE,
+        ),
+        Metric(
+            "twinpool_worker_expert_load_noise_ratio",
+            "gauge",
+            "What chance makes of twinpool_worker_expert_load_ratio when routing is even, at the same loads.",
+            _MADE,
+        ),
+        Metric(
+            "twinpool_worker_expert_load_significant",
+            "gauge",
+            "1 when experts are busier than chance makes them; 0: nothing should be moved for it.",
+            _MADE,
+        ),
     )
 )

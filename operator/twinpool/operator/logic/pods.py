@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
+from twinpool.core.expert_balancing import ExpertBalancing
 from twinpool.core.protocol import WorkerConfig
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic import kv_tiers, names
@@ -76,7 +77,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
     model, engine, drafting = pool.spec.model, pool.spec.engine, pool.spec.speculation
     tokens = role.speculation.tokens if role.speculation else "auto"
     disaggregated = pool.spec.prefill is not None
-    tiers = kv_tiers.tiers(role)
+    tiers, balancing = kv_tiers.tiers(role), role.expert_balancing or ExpertBalancing()
     return WorkerConfig(
         pool=pool.metadata.name,
         namespace=pool.metadata.namespace,
@@ -107,6 +108,10 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         host_kv_bytes=tiers.bytes("host"),
         disk_kv_bytes=tiers.bytes("disk"),
         shared_kv_bytes=tiers.bytes("shared"),
+        expert_balancing=role.expert_balancing is not None,
+        redundant_experts=balancing.redundant_experts,
+        expert_interval=balancing.interval,
+        expert_window=balancing.window,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
+from twinpool.worker.logic.experts import balancing_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -175,6 +176,7 @@ def simulated_command(
         argv += event_flags()
     if speculative:
         argv += ["--speculative-config", speculative]
+    argv += balancing_flags(config)
     sizes = {"host": config.host_kv_bytes, "disk": config.disk_kv_bytes, "shared": config.shared_kv_bytes}
     argv += [word for kind, size in sizes.items() if size for word in (f"--{kind}-kv-bytes", str(size))]
     env = {key: value for key, value in environment.items() if key != protocol.WORKER_CONFIG_ENV}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twinpool.core.metrics.exposition import family
@@ -13,6 +13,7 @@ from twinpool.worker.logic.preflight import OUTCOMES
 from twinpool.worker.logic.supervisor import PHASES, RESTART_BUDGET, RESTART_WINDOW
 
 if TYPE_CHECKING:
+    from twinpool.core.expert_load import Balance
     from twinpool.worker.logic.causes import Cause
     from twinpool.worker.logic.machine import Finding
     from twinpool.worker.logic.preflight import Result
@@ -101,6 +102,8 @@ class Snapshot:
     #: From where on KV tiers should pay, in words, and what they did.
     tiers: str = ""
     tier_state: TierState | None = None
+    #: How even the load of experts was of late.
+    experts: Balance | None = None
     #: What is wrong with the pod's machine, seen before the engine started.
     findings: tuple[Finding, ...] = ()
 
@@ -134,6 +137,7 @@ def status(snapshot: Snapshot) -> str:
             "role": snapshot.role,
             **({"speculation": _speculation(snapshot)} if snapshot.speculation else {}),
             **({"kvTiers": _tiers(snapshot)} if snapshot.tiers else {}),
+            **({"experts": asdict(snapshot.experts)} if snapshot.experts else {}),
         }
     )
 
@@ -177,6 +181,10 @@ def metrics(snapshot: Snapshot) -> str:
         lines += _speculation_metrics(snapshot.kept)
     if snapshot.tier_state is not None:
         lines += _tier_metrics(snapshot.tier_state)
+    if snapshot.experts is not None:
+        lines += _family("expert_load_ratio", [((), snapshot.experts.ratio)])
+        lines += _family("expert_load_noise_ratio", [((), snapshot.experts.noise)])
+        lines += _family("expert_load_significant", [((), int(snapshot.experts.significant))])
     if snapshot.preflight is not None:
         lines += _preflight_metrics(snapshot.preflight)
     return "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.worker.engines.command import Pod, behind_preflight, ranks, redacted, wants_preflight
-from twinpool.worker.logic import tiers
+from twinpool.worker.logic import experts, tiers
 from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tick
 from twinpool.worker.logic.failure import failure_reason, termination_message
 from twinpool.worker.logic.machine import findings
@@ -131,6 +131,7 @@ class Host(ABC):
         self._quit: Quit | None = None
         self._findings = self._checked(config)
         found = look(config)
+        self._expert_layers = experts.expert_layers(found)
         self._speculation = choose(config, found)
         self._snapshot = Snapshot(
             state,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 from twinpool.worker.engines.command import Place
 from twinpool.worker.engines.select import engine_command
-from twinpool.worker.logic import load, speculation, supervisor, tiers
+from twinpool.worker.logic import experts, load, speculation, supervisor, tiers
 from twinpool.worker.logic.events import (
     CheckHealth,
     Exited,
@@ -34,6 +34,7 @@ from twinpool.worker.shell.host import Host, visible_gpus
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from twinpool.core.expert_load import Balance
     from twinpool.core.protocol import WorkerConfig
     from twinpool.worker.logic.report import Snapshot
 
@@ -100,7 +101,13 @@ class Launcher(Host):
             self._inbox.put(LoadSeen(action.epoch, load.busy(metrics), held))
 
     def _read(self) -> Snapshot:
-        return replace(super()._read(), kept=self._kept, tier_state=self._tiers)
+        return replace(super()._read(), kept=self._kept, tier_state=self._tiers, experts=self._balance())
+
+    def _balance(self) -> Balance | None:
+        current = self._process
+        if current is None or not self._config.expert_balancing:
+            return None
+        return experts.read(self._config, current.tail.marked(), self._expert_layers)
 
     def _rank_asks(self, body: bytes) -> tuple[int, str]:
         """Take in what another rank says and answer with the run; called on the endpoint's threads.

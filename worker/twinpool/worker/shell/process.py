@@ -18,6 +18,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinpool.worker.logic.experts import MARK
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 #: traceback that vLLM prints after the cause has 60 lines.
 LAST_LINES = 400
 LONGEST_LINE = 2000
+MARKED_LINES = 32
 #: Seconds for which survivors of a dead engine are chased before the next start.
 SWEEP_SECONDS = 10.0
 _CHUNK = 65536
@@ -46,6 +49,7 @@ class Tail:
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=LAST_LINES)
+        self._marked: deque[bytes] = deque(maxlen=MARKED_LINES)
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
@@ -53,6 +57,11 @@ class Tail:
         *lines, self._partial = (self._partial + data).replace(b"\r", b"\n").split(b"\n")
         self._partial = self._partial[:LONGEST_LINE]
         self._lines.extend(line[:LONGEST_LINE] for line in lines if line.strip())
+        self._marked.extend(line[:LONGEST_LINE] for line in lines if MARK in line)
+
+    def marked(self) -> tuple[str, ...]:
+        """Return the last lines in which the engine told of its experts, which others do not push out."""
+        return tuple(line.decode(errors="replace") for line in list(self._marked))
 
     def lines(self) -> tuple[str, ...]:
         """Return the lines so far, oldest first, the unfinished one last."""

@@ -19,8 +19,8 @@ _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 def look(config: WorkerConfig, nvidia: Path = NVIDIA) -> Surroundings:
-    """Return what is there; nothing is looked at for a pool that neither speculates nor has KV tiers."""
-    if config.speculation is None and not config.host_kv_bytes:
+    """Return what is there; nothing is looked at where nothing depends on it."""
+    if config.speculation is None and not config.host_kv_bytes and not config.expert_balancing:
         return Surroundings()
     takes_schedule = config.engine == "simulated" or _SCHEDULE in source("vllm", "config/speculative.py")
     return Surroundings(_gpu_name(nvidia), _model(config.model_path), takes_schedule)

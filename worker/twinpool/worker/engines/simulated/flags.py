@@ -14,6 +14,7 @@ from twinpool.core.tiers import ASSUMED_BANDWIDTH, ASSUMED_SETUP
 from twinpool.core.timing import ACCELERATORS
 from twinpool.worker.engines.simulated.logic import drafting, faults
 from twinpool.worker.engines.simulated.logic.engine import Limits
+from twinpool.worker.engines.simulated.logic.experts import Mixture, mixture
 from twinpool.worker.engines.simulated.logic.pace import Pace
 from twinpool.worker.engines.simulated.logic.tiers import KINDS, Loading, TierSettings
 
@@ -58,6 +59,7 @@ class Settings:
     #: KV tiers of each rank behind its blocks, and whether what they hold is loaded always or when that is faster.
     tiers: tuple[TierSettings, ...] = ()
     loading: Loading = "always"
+    mixture: Mixture | None = None
     #: Ranks with an engine each, all in this process.
     data_parallel: int = 1
 
@@ -99,6 +101,7 @@ def parse(argv: Sequence[str]) -> Settings:
         data_parallel=args.data_parallel_size,
         tiers=_tiers(args, pace.transfer_bytes(1, args.block_size)),
         loading=args.kv_load,
+        mixture=_mixture(args),
         drafting=None
         if args.speculative_config is None
         else drafting.parse(args.speculative_config, args.speculative_acceptance, args.speculative_draft_share),
@@ -142,6 +145,18 @@ def _tiers(args: argparse.Namespace, block: int) -> tuple[TierSettings, ...]:
         TierSettings(kind, sizes[kind] // block, ASSUMED_SETUP[kind], getattr(args, f"{kind}_kv_bandwidth"))
         for kind in asked
     )
+
+
+def _mixture(args: argparse.Namespace) -> Mixture | None:
+    """Return how experts are spread; None where a GPU has all of them, which leaves nothing to balance."""
+    ranks = args.gpus * args.data_parallel_size
+    if not args.enable_expert_parallel or ranks < 2:
+        if args.enable_eplb:
+            raise InvalidValue(
+                "--enable-eplb needs --enable-expert-parallel and several ranks", "spread experts over ranks first"
+            )
+        return None
+    return mixture(ranks, args.experts, args.expert_skew, enabled=args.enable_eplb, config=args.eplb_config)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -192,7 +207,11 @@ def _add_ranks(result: argparse.ArgumentParser) -> None:
     add("--node-rank", type=int, default=0, metavar="R", help="accepted; changes nothing")
     add("--master-addr", default="", help="not dialled")
     add("--master-port", type=_port, default=protocol.MASTER_PORT, help="not dialled")
-    add("--enable-expert-parallel", action="store_true", help="accepted; changes nothing")
+    add("--enable-expert-parallel", action="store_true", help="steps wait for the rank with the busiest experts")
+    add("--enable-eplb", action="store_true", help="move experts by their load, as vLLM does, once")
+    add("--eplb-config", metavar="JSON", help="as vLLM's")
+    add("--experts", type=_count, default=256, metavar="N", help="experts of a layer")
+    add("--expert-skew", type=float, default=0.0, metavar="S", help="load falls with the power S of an expert's place")
     add("--data-parallel-size", type=_count, default=1, metavar="N", help="engines in this process, each its own cache")
     add("--data-parallel-size-local", type=_count, default=1, metavar="N", help="accepted; changes nothing")
     add("--data-parallel-start-rank", type=int, default=0, metavar="R", help="accepted; changes nothing")

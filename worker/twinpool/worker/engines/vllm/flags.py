@@ -13,6 +13,7 @@ from twinpool.core import blockhash, protocol
 from twinpool.core.errors import InvalidValue
 from twinpool.worker.engines.command import SHUTDOWN_SECONDS, Command, Place, Pod, event_flags, parallel_flags
 from twinpool.worker.engines.vllm.transfer import kv_transfer
+from twinpool.worker.logic.experts import balancing_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +51,8 @@ def vllm_command(
     Raises
     ------
     InvalidValue
-        When arguments or environment contradict ``config.kv_events`` or KV tiers, or there are tiers on the CPU.
+        When arguments or environment contradict ``config.kv_events`` or KV tiers, or there are tiers or expert
+        balancing on the CPU.
     """
     on_cpu = config.gpus == 0 or gpus_visible == 0
     argv = [config.python, "-m", "vllm.entrypoints.cli.main", "serve", config.model_path]
@@ -67,6 +69,7 @@ def vllm_command(
     transfer = kv_transfer(config, on_cpu=on_cpu)
     if transfer is not None:
         argv += ["--kv-transfer-config", transfer]
+    argv += _balancing(config, on_cpu=on_cpu)
     if config.tracing_url:
         argv += ["--otlp-traces-endpoint", config.tracing_url]
     if config.kv_events:
@@ -89,6 +92,15 @@ def vllm_command(
     if on_cpu:
         env = {**CPU_ENVIRONMENT, **env}
     return Command(tuple(argv) + config.args, env, on_cpu)
+
+
+def _balancing(config: WorkerConfig, *, on_cpu: bool) -> list[str]:
+    if config.expert_balancing and on_cpu:
+        raise InvalidValue(
+            "expertBalancing needs GPUs: vLLM balances experts on CUDA, ROCm and XPU only",
+            "remove expertBalancing from the role, or give it GPUs",
+        )
+    return balancing_flags(config)
 
 
 def _tracing(config: WorkerConfig) -> dict[str, str]:

@@ -11,13 +11,13 @@ gone; every order ends in exactly one ``Token`` with a reason or one ``Failed``,
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twinpool.worker.engines.simulated.logic import counting, language
 from twinpool.worker.engines.simulated.logic.blocks import BlockPool
 from twinpool.worker.engines.simulated.logic.leases import Lease, Leases
-from twinpool.worker.engines.simulated.logic.limits import Limits as Limits  # noqa: TC001 - others take it from here
+from twinpool.worker.engines.simulated.logic.limits import Limits as Limits
+from twinpool.worker.engines.simulated.logic.limits import Step
 from twinpool.worker.engines.simulated.logic.metrics import Metrics
 from twinpool.worker.engines.simulated.logic.sequence import (
     Discard,
@@ -36,27 +36,29 @@ from twinpool.worker.engines.simulated.logic.tiers import NOTHING, Tiers
 
 if TYPE_CHECKING:
     from twinpool.worker.engines.simulated.logic.drafting import Drafting
+    from twinpool.worker.engines.simulated.logic.experts import Mixture
     from twinpool.worker.engines.simulated.logic.pace import Pace
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step that has begun: how long it takes (seconds) and how many tokens it computes."""
-
-    seconds: float
-    tokens: int
 
 
 class Engine:
     """See the module. ``now`` is any clock that never goes back, in seconds."""
 
     def __init__(
-        self, limits: Limits, pace: Pace, drafting: Drafting | None = None, tiers: Tiers | None = None
+        self,
+        limits: Limits,
+        pace: Pace,
+        drafting: Drafting | None = None,
+        tiers: Tiers | None = None,
+        mixture: Mixture | None = None,
     ) -> None:
         self.limits = limits
         self.pace = pace
         self.drafting = drafting
         self.tiers = tiers or Tiers()
+        self.mixture = mixture
+        #: Steps so far, and lines that the engine would log.
+        self.steps = 0
+        self.log: list[str] = []
         labels = [self.tiers.label(tier) for tier in range(len(self.tiers))]
         self.metrics = Metrics(drafting.tokens if drafting else 0, labels)
         self.blocks = BlockPool(limits.kv_blocks)
@@ -101,6 +103,11 @@ class Engine:
         if self.drafting is not None:
             drafts = [(sequence.drafted, sequence.computed + 1) for sequence in self._batch if sequence.drafted]
             seconds += self.pace.drafts(drafts, self.drafting.share)
+        if self.mixture is not None:
+            seconds *= self.mixture.factor(self.steps)
+            line = self.mixture.line(self.steps, total)
+            self.log += [line] if line else []
+        self.steps += 1
         return Step(seconds, total), events
 
     def end(self, now: float) -> list[Event]:

@@ -1,4 +1,4 @@
-"""The sizes of a simulated engine."""
+"""The sizes of a simulated engine, and of one of its steps."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ class Limits:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     lease_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that has begun: how long it takes (seconds) and how many tokens it computes."""
+
+    seconds: float
+    tokens: int

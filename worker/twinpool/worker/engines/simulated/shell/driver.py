@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -117,6 +118,9 @@ class Driver:
         events = self.engine.blocks.drained()
         if events and self._publisher is not None:
             self._publisher.publish(events, time.time())
+        for line in self.engine.log:
+            print(f"INFO [simulated] {line}", file=sys.stderr, flush=True)
+        self.engine.log.clear()
         if not self.engine.unfinished:
             self._idle.set()
 

@@ -45,7 +45,8 @@ class Rank:
             block_size=size,
             block_bytes=pace.transfer_bytes(1, size),
         )
-        self.engine = Engine(settings.limits, pace, settings.drafting, tiers)
+        mixture = settings.mixture if not number or settings.mixture is None else settings.mixture.silent()
+        self.engine = Engine(settings.limits, pace, settings.drafting, tiers, mixture)
         self.engine_id = str(uuid.uuid4())
         self.side_channel_port = settings.side_channel_port + number
         self._settings = settings
