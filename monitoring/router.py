@@ -38,6 +38,14 @@ ROUTER = Dashboard(
             "Queue",
             (
                 Panel(
+                    "First token: observed over foretold",
+                    "Time to the first token over what was foretold of it, with `routing.policy: price` or "
+                    "`handoff.conditional: auto`. A median near 1 is right; far from it for long: times are priced "
+                    "wrongly; `/admin/ledger` of the router says of which part and worker. A p99 far above it: stalls.",
+                    "short",
+                    percentiles("twinpool_router_ttft_prediction_ratio"),
+                ),
+                Panel(
                     "Time in the queue",
                     "How long requests waited for a place at the workers; up to 1 ms means not at all. A p99 of "
                     "seconds with a median of none: bursts. A median of more: add groups, a larger `routing.queue` "

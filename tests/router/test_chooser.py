@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from twinpool.core.protocol import Policy, RouterConfig
-from twinpool.router.logic.chooser import Asked, Chooser
+from twinpool.router.logic.chooser import Asked, Chooser, Work
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.ledger import Ledger, Load
 from twinpool.router.logic.policy import Ask
@@ -106,7 +106,7 @@ def test_the_work_of_others_counts_where_it_is_known() -> None:
 def test_predictions_follow_what_is_observed() -> None:
     plain, _ = chooser(policy="round-robin")
     plain.prefilled(P[0], plain.sent(plain.asked(request()), P[0]), 100.0, None)
-    assert plain.correction.factor == 1.0, "nothing there is priced"
+    assert plain.foresight.prefill.factor == 1.0, "nothing there is priced"
     ours, ledger = chooser(policy="price")
     asked = ours.asked(request())
     ledger.admit("p0", 100, 3.0)
@@ -116,7 +116,7 @@ def test_predictions_follow_what_is_observed() -> None:
     assert plain.expected(work) == 0.0
     for _ in range(200):
         ours.prefilled(P[0], work, 10 * (work.before + work.seconds), None)
-    assert ours.correction.factor == pytest.approx(10, rel=0.05)
+    assert ours.foresight.prefill.factor == pytest.approx(10, rel=0.05)
     assert ours.expected(work) == pytest.approx(10 * (work.before + work.seconds), rel=0.05)
 
 
@@ -162,3 +162,56 @@ def test_price_sends_whole_requests_to_the_worker_with_the_least_prefill_to_do()
 )
 def test_what_an_engine_says_of_its_cache(answer: str, cached: int | None) -> None:
     assert cached_tokens(answer.encode()) == cached
+
+
+def test_the_first_token_is_foretold_and_what_comes_corrects_it() -> None:
+    plain, _ = chooser(policy="round-robin")
+    assert plain.first(plain.asked(request()), D[0], None) is None
+    ours, ledger = chooser(policy="price")
+    asked = ours.asked(request("word " * 5000))
+    first = ours.first(asked, D[0], None)
+    assert first is not None
+    assert first.seconds == pytest.approx(first.pull + first.step)
+    ledger.admit("d0", 100_000)
+    busy = ours.first(asked, D[0], None)
+    assert busy is not None
+    assert busy.seconds > first.seconds
+    for _ in range(200):
+        ours.came(D[0], first, 3 * first.pull + first.step)
+    ours.came(D[0], first, 1000.0)  # a stall
+    again = ours.first(asked, D[1], None)
+    assert again is not None
+    assert again.seconds == pytest.approx(3 * first.pull + first.step, rel=0.1)
+    assert again.pull == first.pull
+    whole = ours.first(asked, D[1], ours.sent(asked, D[1]))
+    assert whole is not None
+    assert whole.seconds == pytest.approx(whole.prefill + whole.step)
+
+
+def test_where_there_is_no_prefill_role_whole_requests_teach_it() -> None:
+    for disaggregated, factor in ((False, 3.0), (True, 1.0)):
+        ours, _ = chooser(policy="price", disaggregated=disaggregated)
+        asked = ours.asked(request("word " * 5000))
+        work = ours.sent(asked, D[0])
+        first = ours.first(asked, D[0], work)
+        assert first is not None
+        for _ in range(200):
+            ours.came(D[0], first, 3 * first.prefill + first.step)
+        assert ours.foresight.prefill.factor == pytest.approx(factor, rel=0.1)
+        assert ours.expected(work, "d0") == pytest.approx(3 * first.prefill, rel=0.1)
+
+
+def test_a_worker_that_takes_longer_than_others_gets_less() -> None:
+    ours, _ = chooser(policy="price")
+    asked = ours.asked(request("word " * 5000))
+    work = Work(0.2, 0.0, 0)
+    for number in range(400):
+        ours.prefilled(P[number % 4], work, 0.6 if number % 4 == 0 else 0.2, None)
+    assert ours.foresight.pace("p0") > 2
+    assert ours.foresight.pace("p1") < 1.2
+    assert ours.foresight.pace("unknown") == 1
+    assert {ours.prefill(asked, P).id for _ in range(60)} == {"p1", "p2", "p3"}
+    assert ours.foresight.state()["p0"][1] == 100
+    ours.keep({"p1"})
+    assert ours.foresight.pace("p0") == 1
+    assert set(ours.foresight.state()) == {"prefill", "handoff", "p1"}

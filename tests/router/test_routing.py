@@ -32,7 +32,10 @@ async def test_equal_prompts_meet_at_one_worker_by_price(make_router, kit):
         assert (await router.ask(request)).status == 200
         await router.idle()
     assert sorted(len(engine.requests) for engine in router.engines[:2]) == [0, 6]
-    assert router.pool.chooser.correction.samples == 6
+    assert router.pool.chooser.foresight.prefill.samples == 6
+    assert router.pool.chooser.foresight.handoff.samples == 6
+    ratios = router.pool.numbers.histograms["twinpool_router_ttft_prediction_ratio"]
+    assert {by: sum(one.buckets) for by, one in ratios.items()} == {("remote",): 6}
     router.engines.clear()
     router.publish()
     assert not router.pool.chooser.index.trust

@@ -176,6 +176,16 @@ METRICS = catalogue(
             buckets=SECONDS,
         ),
         Metric(
+            "twinpool_router_ttft_prediction_ratio",
+            "histogram",
+            "Time from a place at the workers to the first token of a stream, over that which was foretold of it: "
+            "prefill and its queue, pull, first step. Only where times are priced; what comes corrects the model.",
+            f"{_SHELL}/record.py",
+            labels=(Label("handoff", "remote (KV pulled) or local (decode did it all)", 2),),
+            preset=(("remote",), ("local",)),
+            buckets=SECONDS,
+        ),
+        Metric(
             "twinpool_router_requests_in_flight",
             "gauge",
             "Legs that a worker has to finish.",

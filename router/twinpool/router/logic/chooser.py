@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from twinpool.core.correction import Correction, learn
 from twinpool.core.economics import ASSUMED
 from twinpool.router.logic import policy, price
+from twinpool.router.logic.foresight import Foresight
 from twinpool.router.logic.index_approximate import ApproximateIndex
 from twinpool.router.logic.index_text import BLOCK_BYTES, chain, text_of
 from twinpool.router.logic.index_view import Cached, ExactView
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 INDEX_BLOCKS = 2**18
 
 _NOTHING = Cached()
+#: The least share of a time foretold that is learnt from where a first token came sooner than its step should take.
+_SHORTEST = 1 / 16
 
 
 class Asked(NamedTuple):
@@ -58,6 +60,19 @@ class Work(NamedTuple):
     sure: int | None = None
 
 
+class First(NamedTuple):
+    """When a first token is expected: seconds after its leg is sent.
+
+    ``step`` is the first step's part of it; ``pull``, or else ``prefill`` with the queue before it, are what the bare
+    model says of the rest.
+    """
+
+    seconds: float
+    pull: float = 0.0
+    step: float = 0.0
+    prefill: float = 0.0
+
+
 class Chooser:
     """See the module."""
 
@@ -65,6 +80,7 @@ class Chooser:
         self._policy: Policy = config.policy
         self._conditional = config.conditional
         self._ttft = config.ttft
+        self._disaggregated = config.disaggregated
         self._ledger = ledger
         self._rng = rng
         # Copies of a router that all began with the first worker would all meet there.
@@ -73,8 +89,7 @@ class Chooser:
         self._aware = config.policy in policy.PREFIX_AWARE or config.conditional == "auto"
         self.index = ApproximateIndex(INDEX_BLOCKS if self._aware else 0)
         self.exact = ExactView()
-        self.correction = Correction()
-        self._prices = ASSUMED
+        self.foresight = Foresight()
 
     def asked(self, request: Request) -> Asked:
         """Return what choices need of a request; its text is only read where a choice depends on it."""
@@ -95,14 +110,16 @@ class Chooser:
             return True
         _, prefill = self._candidates(asked, prefills)
         _, decode = self._candidates(asked, decodes)
-        return price.decide(asked.ask, prefill, decode, self._prices, self._rng, self._ttft).prefill is not None
+        return (
+            price.decide(asked.ask, prefill, decode, self.foresight.prices, self._rng, self._ttft).prefill is not None
+        )
 
     def prefill(self, asked: Asked, workers: Sequence[Endpoint]) -> Endpoint:
         """Choose one of ``workers``, which must not be empty, for the prefill."""
         if self._policy != "price" or len(workers) == 1:
             return self._simple(asked, workers, "prefill")
         priced, candidates = self._candidates(asked, workers)
-        return priced[price.cheapest_prefill(asked.ask, candidates, self._prices, self._rng, self._ttft).place]
+        return priced[price.cheapest_prefill(asked.ask, candidates, self.foresight.prices, self._rng, self._ttft).place]
 
     def decode(self, asked: Asked, workers: Sequence[Endpoint], whole: bool) -> Endpoint:
         """Choose one of ``workers``, which must not be empty, for the answer, or for all of a request (``whole``)."""
@@ -110,7 +127,7 @@ class Chooser:
             return self._simple(asked, workers, "decode")
         priced, candidates = self._candidates(asked, workers)
         choice = price.cheapest_whole if whole else price.cheapest_decode
-        return priced[choice(asked.ask, candidates, self._prices, self._rng).place]
+        return priced[choice(asked.ask, candidates, self.foresight.prices, self._rng).place]
 
     def sent(self, asked: Asked, worker: Endpoint) -> Work:
         """A prefill goes to ``worker``: return what it is expected to be, and remember what the worker then holds."""
@@ -129,9 +146,34 @@ class Chooser:
         if asked.keys:
             self.index.learn(asked.keys, worker.id)
 
-    def expected(self, work: Work) -> float:
+    def expected(self, work: Work, worker: str = "") -> float:
         """Return the seconds that a prefill was expected to take, queueing included; 0 where nothing is priced."""
-        return (work.before + work.seconds) * self.correction.factor if self._aware else 0.0
+        if not self._aware:
+            return 0.0
+        return (work.before + work.seconds) * self.foresight.prefill.factor * self.foresight.pace(worker)
+
+    def first(self, asked: Asked, worker: Endpoint, work: Work | None) -> First | None:
+        """An answer is asked of ``worker``, whole with ``work``, else after a handoff: foretell its first token.
+
+        None where nothing is priced.
+        """
+        if not self._aware:
+            return None
+        load, prices = self._ledger.seen(worker.id), self.foresight.prices
+        step = prices.step(load.requests + 1, load.tokens + asked.ask.prompt)
+        if work is not None:
+            return First(self.expected(work, worker.id) + step, step=step, prefill=work.before + work.seconds)
+        pull = prices.pull(asked.ask.prompt)
+        return First(pull + step, ASSUMED.pull(asked.ask.prompt), step)
+
+    def came(self, worker: Endpoint, first: First, seconds: float) -> None:
+        """The first token of an answer came ``seconds`` after ``worker`` was asked for it."""
+        rest = seconds - first.step
+        if first.pull:
+            self.foresight.handed_over(first.pull, max(rest, first.pull * _SHORTEST))
+        else:
+            rest = max(rest, first.prefill * _SHORTEST)
+            self.foresight.prefilled(worker.id, first.prefill, rest, typical=not self._disaggregated)
 
     def prefilled(self, worker: Endpoint, work: Work, seconds: float, cached: int | None) -> bool | None:
         """A prefill took ``seconds``, queueing included; the engine says that ``cached`` tokens were, if it says so.
@@ -140,8 +182,7 @@ class Chooser:
         """
         if not self._aware:
             return None
-        self.correction = learn(self.correction, work.before + work.seconds, seconds)
-        self._prices = ASSUMED.scaled(self.correction.factor)
+        self.foresight.prefilled(worker.id, work.before + work.seconds, seconds)
         if cached is None:
             return None
         self.index.report(worker.id, work.cached, cached)
@@ -155,6 +196,7 @@ class Chooser:
         """Forget workers that are gone."""
         self.index.keep(known)
         self.exact.keep(known)
+        self.foresight.keep(known)
 
     def _simple(self, asked: Asked, workers: Sequence[Endpoint], role: str) -> Endpoint:
         self._turns[role] += 1
@@ -178,18 +220,19 @@ class Chooser:
         """Return the workers worth pricing, and what is known of each."""
         held = self._cached(asked, workers)
         chosen = policy.shortlist(workers, lambda worker: held.get(worker.id, _NOTHING).anywhere, self._rng)
-        factor = self.correction.factor
+        factor, pace_of = self.foresight.prefill.factor, self.foresight.pace
         candidates = []
         for worker in chosen:
             load = self._ledger.seen(worker.id)
-            cached = held.get(worker.id, _NOTHING)
+            cached, pace = held.get(worker.id, _NOTHING), pace_of(worker.id)
             candidates.append(
                 Candidate(
                     requests=load.requests,
                     tokens=load.tokens,
-                    backlog=load.backlog * factor,
+                    backlog=load.backlog * factor * pace,
                     cached=cached.device,
                     held=cached.anywhere,
+                    pace=pace,
                 )
             )
         return chosen, tuple(candidates)

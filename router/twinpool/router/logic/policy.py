@@ -42,6 +42,8 @@ class Candidate(NamedTuple):
     held: int = 0
     #: KV tokens that it can hold; 0: not known.
     capacity: int = 0
+    #: How many times as long as others it takes to compute.
+    pace: float = 1.0
 
 
 class Ask(NamedTuple):

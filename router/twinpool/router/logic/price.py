@@ -53,7 +53,7 @@ def prefill_prices(ask: Ask, candidates: Sequence[Candidate], prices: Prices) ->
     """Return the price of each prefill worker: its backlog, and the request's own work as often as it is waited for."""
     weight = 1.0 + queueing(candidates)
     return [
-        candidate.backlog + weight * prices.warm(ask.prompt, candidate.cached, candidate.held)
+        candidate.backlog + weight * candidate.pace * prices.warm(ask.prompt, candidate.cached, candidate.held)
         for candidate in candidates
     ]
 
@@ -79,7 +79,8 @@ def cheapest_prefill(
         judged = [cost - late for cost, late in zip(costs, lateness(ask, candidates, prices, ttft), strict=True)]
     place = policy.least(judged, rng)
     chosen = candidates[place]
-    return Choice(place, costs[place], chosen.backlog + prices.warm(ask.prompt, chosen.cached, chosen.held))
+    own = chosen.pace * prices.warm(ask.prompt, chosen.cached, chosen.held)
+    return Choice(place, costs[place], chosen.backlog + own)
 
 
 def decode_price(ask: Ask, candidate: Candidate, prices: Prices) -> float:
@@ -111,7 +112,7 @@ def cheapest_whole(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rn
     """Choose the decode worker that does the prefill too, at the expense of the sequences that it runs."""
     costs, first = [], []
     for one in candidates:
-        own = one.backlog + prices.warm(ask.prompt, one.cached, one.held)
+        own = one.backlog + one.pace * prices.warm(ask.prompt, one.cached, one.held)
         held_up = prices.interference(ask.prompt - one.cached, one.cached, one.requests, one.tokens)
         costs.append(own + one.requests * held_up + decode_price(ask, one, prices))
         first.append(own)

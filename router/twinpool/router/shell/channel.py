@@ -119,6 +119,8 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     clients: int = 0
     cpu: float = 0.0
     arrivals: Arrivals = msgspec.field(default_factory=Arrivals)
+    #: What was learnt of predictions: factor and samples, by what they are of.
+    foresight: dict[str, tuple[float, int]] = {}
 
 
 Down = Hello | Endpoints | Keys | Shed | Ask | Drain | Relied | Emptied | Located | Elsewhere

@@ -50,6 +50,8 @@ class Child:
         #: Kept over a new start: what caches were good for does not change with the process that saw it.
         self.warmth: dict[str, int] = {}
         self.up = False
+        #: What it has learnt of predictions.
+        self.foresight: dict[str, tuple[float, int]] = {}
         #: Of the last report: open connections, and the CPU seconds used until then.
         self.clients = 0
         self.cpu = 0.0
@@ -110,6 +112,7 @@ class Child:
         self._last, self.loads, self.warmth = report.numbers, report.loads, report.warmth
         self._last_arrivals = report.arrivals
         self.clients, self.cpu = report.clients, report.cpu
+        self.foresight = report.foresight
         answered = self._answers.pop(report.number, None)
         if answered is not None:
             answered.set()

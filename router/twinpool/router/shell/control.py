@@ -30,7 +30,7 @@ from twinpool.router.shell.children import Child
 from twinpool.router.shell.copies import PATH, follow
 from twinpool.router.shell.discovery import PodWatch, follow_file
 from twinpool.router.shell.events import Followers
-from twinpool.router.shell.pages import books_of, entry_of
+from twinpool.router.shell.pages import books_of, entry_of, predictions_of
 from twinpool.router.shell.probes import Prober
 from twinpool.router.shell.secrets import read_keys
 
@@ -339,8 +339,8 @@ class Control:
         """
         current = await self._refresh()
         books = [{identity: books_of(load) for identity, load in child.loads} for child in self._children]
-        now = asyncio.get_running_loop().time()
-        body = {"current": current, "processes": books, "copies": self._copies.state(now)}
+        now, learnt = asyncio.get_running_loop().time(), [predictions_of(child.foresight) for child in self._children]
+        body = {"current": current, "processes": books, "copies": self._copies.state(now), "predictions": learnt}
         return 200, JSON, json.dumps(body).encode()
 
     async def _index_page(self) -> tuple[int, str, bytes]:

@@ -58,6 +58,7 @@ class DataProcess:
             clients=len(self._clients),
             cpu=time.process_time(),
             arrivals=self.pool.meter.arrivals,
+            foresight=self.pool.chooser.foresight.state(),
         )
 
     async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

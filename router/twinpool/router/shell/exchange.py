@@ -32,8 +32,8 @@ class Exchange:
 
     __slots__ = (
         "_admitted", "_asked", "_call", "_client", "_decode", "_events", "_fill", "_flowing", "_held", "_hidden",
-        "_locating", "_params", "_prefill", "_prefill_endpoint", "_record", "_state", "_tried_decode", "_tried_prefill",
-        "_until_close", "_waiting", "pool",
+        "_locating", "_params", "_prefill", "_prefill_endpoint", "_record", "_state", "_tried_decode",
+        "_tried_prefill", "_until_close", "_waiting", "pool",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, client: Client, call: Call) -> None:
@@ -200,7 +200,7 @@ class Exchange:
         """A piece of the answer."""
         if not self._flowing and data and self._decode is not None:
             self._flowing = True
-            self._record.first_piece(self._decode.sent, self._state.handed_off)
+            self._record.first_piece(self._decode, self._state, self._events)
         if self._events:
             self._record.events += data.count(b"data: ")
         self._client.write(data)
@@ -247,6 +247,7 @@ class Exchange:
         self._record.prefill = endpoint.pod
         self._begin_leg("prefill", endpoint)
         work = pool.sent(self._asked, endpoint)
+        self._record.foretold = pool.chooser.expected(work, endpoint.id)
         leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens, work)
 
         def connected() -> None:
@@ -272,6 +273,7 @@ class Exchange:
             self.pool.received(self._asked, endpoint)
         else:
             work = self.pool.sent(self._asked, endpoint)
+        self._record.first = self.pool.chooser.first(self._asked, endpoint, work)
         leg = self._decode = DecodeLeg(self, endpoint, request.prompt_tokens + request.output_tokens, work)
         leg.connect(self._connected, lambda: self.decode_lost(None))
 

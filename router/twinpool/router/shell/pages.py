@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.ledger import Load
 
@@ -35,3 +37,8 @@ def books_of(load: Load) -> dict[str, float]:
         "prefillSeconds": load.backlog,
         "unpulledHandoffs": load.unpulled,
     }
+
+
+def predictions_of(learnt: Mapping[str, tuple[float, int]]) -> dict[str, dict[str, float]]:
+    """Return what a data process has learnt of its predictions: observed over foretold, and from how many samples."""
+    return {name: {"factor": round(factor, 4), "samples": samples} for name, (factor, samples) in learnt.items()}

@@ -155,7 +155,7 @@ class Pool:
         """A prompt goes to ``endpoint`` to be prefilled: return what that is expected to be."""
         work = self.chooser.sent(asked, endpoint)
         if asked.names:
-            self.locator.sent(endpoint.id, asked.names, self.chooser.expected(work))
+            self.locator.sent(endpoint.id, asked.names, self.chooser.expected(work, endpoint.id))
         return work
 
     def received(self, asked: Asked, endpoint: Endpoint) -> None:
@@ -166,7 +166,7 @@ class Pool:
 
     def prefilled(self, endpoint: Endpoint, work: Work, seconds: float, cached: int | None) -> None:
         """A prefill took ``seconds``; the engine says that ``cached`` tokens were, if it says so."""
-        expected = self.chooser.expected(work)
+        expected = self.chooser.expected(work, endpoint.id)
         if expected:
             self.numbers.observe("twinpool_router_prefill_prediction_ratio", seconds / expected, (endpoint.pod,))
         right = self.chooser.prefilled(endpoint, work, seconds, cached)

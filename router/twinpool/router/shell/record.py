@@ -8,21 +8,29 @@ from typing import TYPE_CHECKING
 from twinpool.router.logic.access import Entry
 
 if TYPE_CHECKING:
+    from twinpool.router.logic.chooser import First
     from twinpool.router.logic.handoff import State
     from twinpool.router.shell.call import Call
+    from twinpool.router.shell.legs import DecodeLeg
     from twinpool.router.shell.pool import Pool
 
 
 class Record:
     """Times are on the pool's clock; 0: not yet."""
 
-    __slots__ = ("_begun", "_call", "_first", "_pool", "decode", "events", "handoff", "prefill", "status", "trace")
+    __slots__ = (
+        "_begun", "_call", "_first", "_pool", "decode", "events", "first", "foretold", "handoff", "prefill", "status",
+        "trace",
+    )  # fmt: skip
 
     def __init__(self, pool: Pool, call: Call) -> None:
         self._pool = pool
         self._call = call
         self._begun = self._first = 0.0
         self.trace = pool.tracing.begin(call, pool.clock() - call.started) if pool.tracing is not None else None
+        #: What was foretold of the prefill leg, in seconds, and of the first token of the decode leg.
+        self.foretold = 0.0
+        self.first: First | None = None
         #: Events of a stream that have been passed on.
         self.events = 0
         #: What the client got; 499 when it left.
@@ -39,15 +47,21 @@ class Record:
         if self.trace is not None:
             self.trace.admitted()
 
-    def first_piece(self, sent: float, handed_off: bool) -> None:
-        """The answer to a leg that was ``sent`` then begins to come."""
+    def first_piece(self, leg: DecodeLeg, state: State, events: bool) -> None:
+        """The answer to a leg begins to come, as ``events`` or in one piece."""
         now = self._first = self._pool.clock()
         numbers, route = self._pool.numbers, (self._call.route.value,)
         numbers.observe("twinpool_router_time_to_first_token_seconds", now - self._call.started, route)
         if self.trace is not None:
             self.trace.first_piece()
-        by = ("remote" if handed_off else "local", self.decode)
-        numbers.observe("twinpool_router_first_event_seconds", max(now - sent, 0.0), by)
+        by = "remote" if state.handed_off else "local"
+        seconds = max(now - leg.sent, 0.0)
+        numbers.observe("twinpool_router_first_event_seconds", seconds, (by, self.decode))
+        if self.first is not None and events:
+            self._pool.chooser.came(leg.endpoint, self.first, seconds)
+            if state.decodes == 1 and state.prefills == state.handed_off:  # nothing was tried twice
+                foretold = self.first.seconds + (self.foretold if state.handed_off else 0.0)
+                numbers.observe("twinpool_router_ttft_prediction_ratio", (now - self._begun) / foretold, (by,))
 
     def complete(self) -> tuple[int, float]:
         """The stream came to its end, which follows the last token at once: return its tokens and seconds apart."""
