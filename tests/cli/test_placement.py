@@ -75,6 +75,10 @@ def test_a_plan_names_the_node_of_every_rank(files: Files, capsys: pytest.Captur
     assert len(ranks) == 3
     assert any(line.startswith("prefill llama-prefill-") for line in ranks)
     assert all("(nvlink c" in line for line in ranks)
+    start = lines.index("as a tree (GROUP/RANK):")
+    tree = [line for line in lines[start + 1 :] if line.startswith(("  nvlink", "    host n"))]
+    assert len([line for line in tree if "host" in line]) == 3
+    assert all("llama-" in line for line in tree if "host" in line)
     assert any("KV cache between prefill and decode" in line for line in lines)
     assert main([*arguments, "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -173,8 +177,12 @@ def test_a_running_pool_is_compared_with_the_best_layout(
     assert main(["explain", "llama", "--placement", "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["best"] < told["objective"]["total"], "its tensor unit is torn"
+    assert "tensor" in [item["wish"] for item in told["compromises"]]
     assert main(["explain", "llama", "--placement"]) == 0
-    assert "placed anew it could be" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "placed anew it could be" in out
+    assert "not kept: 1 of 1 tensor-parallel units of llama-decode-" in out
+    assert "span cluster, wanted within nvlink (placement.tensor)" in out
 
 
 def test_moves_that_pay_are_proposed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

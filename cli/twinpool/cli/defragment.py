@@ -1,6 +1,7 @@
 """``twinpool defragment``: which groups of a running pool would lie better elsewhere, and what each move wins.
 
-It proposes and moves nothing. A move is foretold as the operator would decide it when the group is opened anew.
+It proposes, and moves only when told to. A move is foretold as the operator would decide it when the group is opened
+anew.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.layout import TERMS
+from twinpool.cli.moving import Moved, Mover
 from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.placement import (
-    TERMS,
     Links,
     Seen,
     TopologyName,
@@ -23,6 +25,7 @@ from twinpool.cli.placement import (
 )
 from twinpool.cli.pools import observe
 from twinpool.cli.table import write_value
+from twinpool.core.errors import InvalidValue
 from twinpool.core.links import with_links, with_measured
 from twinpool.core.topology import AUTO, Topology
 from twinpool.core.topology import parse as parse_topology
@@ -46,17 +49,52 @@ def defragment(
     kube_context: Context = "",
     topology: TopologyName = AUTO,
     links: Links = "",
+    apply: Annotated[
+        bool, Parameter(help="Make the moves, one after another, as far as they go as told.", negative="")
+    ] = False,
+    yes: Annotated[bool, Parameter(help="With --apply: do not ask.", negative="")] = False,
     output: Format = "text",
 ) -> int:
-    """Propose moves of a running pool's groups that pay, one after another; nothing is moved."""
-    kubectl = Kubectl(namespace, kube_context)
-    observed = observe(kubectl, pool)[0]
-    moves = moves_of(observed, from_cluster(kubectl), with_links(parse_topology(topology), links), least)
+    """Propose moves of a running pool's groups that pay, one after another; nothing is moved without --apply.
+
+    With it each group is taken out of service and its successor awaited where it was foretold before the next one goes.
+    Exit code 1: a move was not made, or went otherwise than foretold; the rest is not tried then.
+
+    Raises
+    ------
+    InvalidValue
+        When nobody can be asked whether to move anything, and --yes is not given.
+    """
+    kubectl, network = Kubectl(namespace, kube_context), with_links(parse_topology(topology), links)
+
+    def now(observed: Observed) -> list[Move]:
+        return moves_of(observed, from_cluster(kubectl), network, least)
+
+    moves = now(observe(kubectl, pool)[0])
     if output == "text":
-        sys.stdout.writelines(f"{line}\n" for line in _lines(moves))
-    else:
-        write_value({"pool": pool, "moves": list(map(_json, moves))}, output)
-    return 0
+        sys.stdout.writelines(f"{line}\n" for line in _lines(moves, applied=apply))
+    moved: list[Moved] = []
+    if apply and moves and _agreed(len(moves), yes=yes):
+        told = sys.stdout if output == "text" else sys.stderr
+        moved = Mover(kubectl, pool, lambda line: print(line, file=told, flush=True), now).carry_out(moves)
+    stopped = next((f"{item.group}: {item.reason}" for item in moved if item.reason), "")
+    if output != "text":
+        more = {"moved": [asdict(item) for item in moved], "stopped": stopped} if apply else {}
+        write_value({"pool": pool, "moves": list(map(_json, moves)), **more}, output)
+    elif apply and moves:
+        done = sum(not item.reason for item in moved)
+        sys.stdout.write(f"{done} of {len(moves)} moves made{f'; stopped: {stopped}' if stopped else ''}\n")
+    return 1 if apply and sum(not item.reason for item in moved) < len(moves) else 0
+
+
+def _agreed(count: int, *, yes: bool) -> bool:
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise InvalidValue("--apply asks before it moves anything, and nobody can be asked here", "add --yes")
+    groups_ = "group" if count == 1 else "groups"
+    sys.stderr.write(f"move {count} {groups_}, each of which loads its weights anew? [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def moves_of(observed: Observed, seen: Seen, topology: Topology, least: float = LEAST) -> list[Move]:
@@ -83,7 +121,7 @@ def _json(move: Move) -> dict[str, Any]:
     }
 
 
-def _lines(moves: list[Move]) -> list[str]:
+def _lines(moves: list[Move], *, applied: bool) -> list[str]:
     if not moves:
         return ["no move pays"]
     found = []
@@ -94,7 +132,4 @@ def _lines(moves: list[Move]) -> list[str]:
         found.append(f"{move.role} {group}: {', '.join(move.here)} -> {', '.join(move.there)}: wins {move.wins:.2f}")
         found.append(f"  {why}")
     found.append(f"in all: {moves[0].before.total:.2f} -> {moves[-1].after.total:.2f}, in GPUs worth nothing")
-    found.append(
-        "nothing was moved; to move the first one: kubectl delete statefulset GROUP, and ask again when it serves"
-    )
-    return found
+    return found if applied else [*found, "nothing was moved; --apply makes these moves, one after another"]

@@ -7,7 +7,7 @@ else takes a node in between.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +15,10 @@ import yaml
 from cyclopts import Parameter
 
 from twinpool.cli.kubectl import Kubectl
+from twinpool.cli.layout import as_json, write_layout
 from twinpool.cli.options import Context, Format, Namespace  # noqa: TC001 - read at run time by cyclopts
 from twinpool.cli.pools import RESOURCE, from_file, observe, with_manifest
-from twinpool.cli.seconds import cost_lines, costs_json, link_lines
+from twinpool.cli.seconds import cost_lines, costs_json
 from twinpool.cli.sizing import Asked, served, sizing
 from twinpool.cli.table import write_value
 from twinpool.core import protocol
@@ -50,17 +51,6 @@ if TYPE_CHECKING:
 Links = Annotated[str, Parameter(help=f"As the operator's --links: {LINKS_HELP}.")]
 TopologyName = Annotated[str, Parameter(help="Preset, or LEVEL=LABEL,..., as the operator's --topology.")]
 
-#: What each term of the objective is about, in the order in which they are shown.
-TERMS = {
-    "handoff": "KV cache between prefill and decode",
-    "pair": "KV cache that leaves the level of pair",
-    "tensor": "tensor-parallel units over several nodes",
-    "span": "groups over several nodes",
-    "slow": "groups over links that were measured too slow",
-    "spread": "groups of a role that would fail together",
-    "stranded": "free GPUs that no large group can use",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -84,6 +74,7 @@ class Layout:
     domains: Tree
     gangs: Sequence[Gang]
     wants: Constraints
+    slow: SlowLinks = frozenset()
     links: Sequence[LevelLink] = ()
 
 
@@ -135,7 +126,7 @@ def plan(
     else:
         if not chosen:
             sys.stdout.write("the pool leaves its nodes to kube-scheduler; with `placement: {}` they would be:\n")
-        _write(layout)
+        write_layout(layout)
         if what and cost and sized:
             sys.stdout.writelines(f"{line}\n" for line in (*cost_lines(cost, what), *sized.lines()))
         else:
@@ -154,7 +145,7 @@ def explain_placement(kubectl: Kubectl, pool: str, topology: str, links: str, ou
     if output != "text":
         write_value({**as_json(observed, now), "best": best.score.total}, output)
     else:
-        _write(now)
+        write_layout(now)
         saved = now.score.total - best.score.total
         words = f"placed anew it could be {best.score.total:.2f}" if saved > 1e-6 else "no better layout was found"
         sys.stdout.write(f"now {now.score.total:.2f}; {words}\n")
@@ -231,7 +222,7 @@ def _layout(pool: InferencePool, claims: Sequence[Claim], found: Assignment, see
     gangs = [whole(claim) for claim in claims]
     wants = reading.constraints(pool)
     total = score(gangs, places, domains, {gang.pool: wants for gang in gangs}, Weights(), seen.slow)
-    return Layout(claims, places, found.short, total, domains, gangs, wants)
+    return Layout(claims, places, found.short, total, domains, gangs, wants, seen.slow)
 
 
 def _held(seen: Seen) -> list[Node]:
@@ -271,48 +262,3 @@ def _measured(pool: dict[str, Any]) -> list[Measured]:
 
 def _slow(pool: dict[str, Any]) -> list[frozenset[str]]:
     return [frozenset(link["nodes"]) for link in (pool.get("status") or {}).get("slowLinks") or ()]
-
-
-def as_json(observed: Observed, layout: Layout) -> dict[str, Any]:
-    """Return a layout for machines: nodes and their domains by rank, the objective term by term, what is short."""
-    return {
-        "pool": observed.pool.metadata.name,
-        "groups": [_group_json(claim, layout) for claim in layout.claims],
-        "objective": {**{term: getattr(layout.score, term) for term in TERMS}, "total": layout.score.total},
-        "links": [asdict(link) for link in layout.links],
-        "labels": [f"node {item.node} {item.problem}" for item in layout.domains.complaints],
-    }
-
-
-def _group_json(claim: Claim, layout: Layout) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": claim.group.name, "role": claim.group.role, "ranks": []}
-    for rank, node in enumerate(layout.places.get(claim.name, ())):
-        found["ranks"].append({"rank": rank, "node": node, "domains": _domains(node, layout)})
-    if short := layout.short.get(claim.name):
-        found["short"] = {"reason": short.reason, "message": short.message, "remedy": short.remedy}
-    return found
-
-
-def _domains(node: str, layout: Layout) -> dict[str, str]:
-    levels = layout.domains.topology.levels
-    chain = layout.domains.chain[layout.domains.number[node]][1:-1]
-    return {levels[layout.domains.level[at]].name: layout.domains.name[at] for at in chain}
-
-
-def _write(layout: Layout) -> None:
-    for claim in layout.claims:
-        nodes, short = layout.places.get(claim.name, ()), layout.short.get(claim.name)
-        if short:
-            sys.stdout.write(f"{claim.group.role} {claim.group.name}: no place: {short}\n")
-        elif not nodes:
-            sys.stdout.write(f"{claim.group.role} {claim.group.name}: not on nodes yet\n")
-        for rank, node in enumerate(nodes):
-            where = ", ".join(f"{level} {name}" for level, name in _domains(node, layout).items())
-            inside = f"  ({where})" if where else ""
-            sys.stdout.write(f"{claim.group.role} {claim.group.name} rank {rank}: {node}{inside}\n")
-    sys.stdout.write("what it costs, in GPUs worth nothing (docs/placement.md):\n")
-    for term, words in TERMS.items():
-        sys.stdout.write(f"  {getattr(layout.score, term):8.2f}  {words}\n")
-    sys.stdout.writelines(f"{line}\n" for line in link_lines(layout.links))
-    for item in layout.domains.complaints:
-        sys.stdout.write(f"node {item.node} {item.problem}: not used at level {item.level}\n")
