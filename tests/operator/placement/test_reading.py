@@ -99,6 +99,7 @@ def test_where_a_group_may_go_is_read_from_its_template() -> None:
 def test_what_stands_for_a_gpu() -> None:
     assert accelerator({"cpu": 1, "rdma/hca": 8, "nvidia.com/gpu": 8}, 8) == "nvidia.com/gpu"
     assert accelerator({"nvidia.com/mig-1g.10gb": 2, "rdma/hca": 1}, 2) == "nvidia.com/mig-1g.10gb"
+    assert accelerator({"amd.com/gpu": 8, "rdma/hca": 8}, 8) == "amd.com/gpu"
     assert accelerator({"cpu": 1}, 0) == ""
 
 
