@@ -223,6 +223,39 @@ def test_an_engine_that_stands_still_in_the_middle_of_a_stream_is_found_by_its_c
     assert 'losses_total{cause="Stuck"} 1' in one.get("/metrics")[1]
 
 
+def test_what_tiers_and_experts_do_is_told(worker):
+    """Prompts in turn that the accelerator cannot keep come back from the host; experts are skewed until they move."""
+    one = worker(
+        engine="simulated",
+        role="aggregated",
+        stall_timeout=1.5,
+        data=2,
+        expert=True,
+        expert_balancing=True,
+        host_kv_bytes=4 * 2**30,
+        args=("--kv-blocks=512", "--time-scale=0.01", "--expert-skew=1"),
+    )
+    wait_for(one.ready, "ready")
+    assert one.status()["kvTiers"]["expected"].startswith("host (4 GiB, 32768 tokens)")
+    for number in (*range(6), *range(6)):
+        prompt = list(range(number * 100, number * 100 + 2000))
+        body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 40, "ignore_eos": True}).encode()
+        headers = {"Content-Type": "application/json", "X-data-parallel-rank": "0"}
+        asked = urllib.request.Request(f"http://{one.ip}:8000/v1/completions", body, headers)
+        with urllib.request.urlopen(asked, timeout=20) as answer:  # noqa: S310 - http above
+            found = json.load(answer)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert found == 1984, "all but the last block, which holds the last token"
+    wait_for(lambda: one.status()["kvTiers"].get("tiers", [{}])[0].get("loadedTokens"), "the launcher looked")
+    state = one.status()
+    assert state["kvTiers"]["tiers"][0]["loadedTokens"] >= 1984
+    assert state["kvTiers"]["computeSecondsPerToken"] > 0
+    assert state["experts"]["significant"]
+    page = one.get("/metrics")[1]
+    assert 'twinpool_worker_kv_tier_size_bytes{tier="host"} 4294967296' in page
+    assert 'twinpool_worker_kv_tier_token_load_seconds{tier="host"}' in page
+    assert "twinpool_worker_expert_load_significant 1" in page
+
+
 def test_a_preflight_that_cannot_be_made_is_told_and_holds_nothing_up(worker):
     """The test's own Python has no torch, as an image might have none."""
     one = worker(tensor=2)
