@@ -8,12 +8,12 @@ import json
 import os
 import signal
 import threading
-import time
 import urllib.error
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from twinpool.localcluster.waiting import wait_until
 from twinpool.localengine.pod import LauncherPod, end, tiny_config
 from twinpool.worker.inject import inject
 
@@ -72,10 +72,8 @@ def kill_engine(pod: LauncherPod) -> int:
     """Kill the engine and wait until its launcher says so; return the epoch that it had."""
     epoch: int = pod.status()["epoch"]
     os.kill(pod.status()["engine"]["pid"], signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while pod.readyz()[0] == 200 and pod.status()["epoch"] == epoch:
-        assert time.monotonic() < deadline, "a launcher without its engine is not ready"
-        time.sleep(0.05)
+    what = "a launcher without its engine is not ready"
+    wait_until(lambda: pod.readyz()[0] != 200 or pod.status()["epoch"] != epoch, 60, what, interval=0.05)
     return epoch
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from twinpool.localcluster.waiting import wait_until
 from twinpool.localengine.pod import LauncherPod, end, tiny_config
 from twinpool.worker.inject import inject
 from twinpool.worker.logic import load
@@ -102,10 +101,7 @@ def counted(pod: LauncherPod) -> tuple[float, float]:
 
 
 def wait_for_acceptance(pod: LauncherPod) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while True:
-        found: dict[str, Any] = json.loads(pod.get("/status")[1])["speculation"]
-        if found.get("drafts"):
-            return found
-        assert time.monotonic() < deadline, "the launcher looks at the engine's counters once in a while"
-        time.sleep(0.2)
+    what = "the launcher looks at the engine's counters once in a while"
+    wait_until(lambda: pod.status()["speculation"].get("drafts"), 60, what)
+    found: dict[str, Any] = pod.status()["speculation"]
+    return found

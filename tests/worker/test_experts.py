@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from twinpool.core.protocol import WorkerConfig
+from twinpool.localengine.pod import worker_config
 from twinpool.worker.logic import experts, report
 from twinpool.worker.logic.pricing import Surroundings
 from twinpool.worker.logic.supervisor import State
 from twinpool.worker.shell.process import MARKED_LINES, Tail
+
+if TYPE_CHECKING:
+    from twinpool.core.protocol import WorkerConfig
 
 LINE = (
     "INFO 12-01 10:00:00 [eplb_state.py:633] EPLB step: {n} for model org/m: avg_tokens=4096.00, "
@@ -18,8 +21,8 @@ LINE = (
 
 
 def config(**changes: Any) -> WorkerConfig:
-    base = {"pool": "p", "namespace": "n", "role": "decode", "revision": "r", "engine": "vllm", "model": "m"}
-    return WorkerConfig(**{**base, "model_path": "m", "data": 8, "expert": True, "expert_balancing": True, **changes})
+    own: dict[str, Any] = {"data": 8, "expert": True, "expert_balancing": True}
+    return worker_config(**{**own, **changes})
 
 
 def test_the_log_becomes_status_and_metrics() -> None:

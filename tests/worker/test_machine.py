@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twinpool.core.errors import InvalidValue
-from twinpool.core.protocol import WorkerConfig
+from twinpool.localengine.pod import worker_config
 from twinpool.worker.logic import machine
 from twinpool.worker.logic.machine import FIELDS, LEAST_SHM, Finding, Gpu, Machine, clock_finding, findings
 from twinpool.worker.shell import machine as shell
@@ -20,6 +20,8 @@ from twinpool.worker.shell.machine import look
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from twinpool.core.protocol import WorkerConfig
+
 WELL = Gpu("0", "NVIDIA H100 80GB HBM3", "580.65.06", 0, remap_failed=False, slowed=())
 
 
@@ -28,16 +30,7 @@ def changed(**changes: Any) -> Gpu:
 
 
 def config(**changes: Any) -> WorkerConfig:
-    base: dict[str, Any] = {
-        "pool": "p",
-        "namespace": "n",
-        "role": "decode",
-        "revision": "r",
-        "engine": "vllm",
-        "model": "m",
-        "model_path": "org/m",
-    }
-    return WorkerConfig(**{**base, **changes})
+    return worker_config(**changes)
 
 
 def test_what_nvidia_smi_prints_is_read() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from twinpool.core import drafts
 from twinpool.core.errors import InvalidValue
-from twinpool.core.protocol import WorkerConfig
+from twinpool.localengine.pod import worker_config
 from twinpool.worker.engines.command import Pod
 from twinpool.worker.engines.select import engine_command
 from twinpool.worker.logic import report
@@ -22,6 +22,8 @@ from twinpool.worker.shell.surroundings import look
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from twinpool.core.protocol import WorkerConfig
 
 LLAMA_8B = {
     "num_hidden_layers": 32,
@@ -35,18 +37,8 @@ H100 = Surroundings("NVIDIA H100 80GB HBM3", LLAMA_8B, takes_schedule=True)
 
 
 def config(**changes: Any) -> WorkerConfig:
-    base: dict[str, Any] = {
-        "pool": "p",
-        "namespace": "n",
-        "role": "decode",
-        "revision": "r",
-        "engine": "vllm",
-        "model": "m",
-        "model_path": "org/m",
-        "gpus": 1,
-        "speculation": "ngram",
-    }
-    return WorkerConfig(**{**base, **changes})
+    own: dict[str, Any] = {"gpus": 1, "speculation": "ngram"}
+    return worker_config(**{**own, **changes})
 
 
 def chosen(found: Surroundings = H100, **changes: Any) -> tuple[dict[str, Any], str]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinpool.core.protocol import WorkerConfig
+from twinpool.localengine.pod import worker_config
 from twinpool.worker.logic import report, tiers
 from twinpool.worker.logic.pricing import Surroundings
 from twinpool.worker.logic.supervisor import State
@@ -20,6 +20,8 @@ from twinpool.worker.shell.trimmer import Trimmer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from twinpool.core.protocol import WorkerConfig
 
 GI = 2**30
 PAGE = """
@@ -33,19 +35,8 @@ vllm:request_prefill_kv_computed_tokens_sum{engine="0"} 8000.0
 
 
 def config(**changes: Any) -> WorkerConfig:
-    base: dict[str, Any] = {
-        "pool": "p",
-        "namespace": "n",
-        "role": "prefill",
-        "revision": "r",
-        "engine": "vllm",
-        "model": "m",
-        "model_path": "org/m",
-        "gpus": 1,
-        "host_kv_bytes": 4 * GI,
-        "disk_kv_bytes": 400 * GI,
-    }
-    return WorkerConfig(**{**base, **changes})
+    own: dict[str, Any] = {"role": "prefill", "gpus": 1, "host_kv_bytes": 4 * GI, "disk_kv_bytes": 400 * GI}
+    return worker_config(**{**own, **changes})
 
 
 def test_what_is_expected_names_its_grounds() -> None:

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from twinpool.core.errors import InvalidValue
-from twinpool.core.protocol import WorkerConfig
+from twinpool.localengine.pod import worker_config
 from twinpool.worker.engines.command import Pod
 from twinpool.worker.engines.select import engine_command
 from twinpool.worker.engines.vllm.transfer import kv_transfer
+
+if TYPE_CHECKING:
+    from twinpool.core.protocol import WorkerConfig
 
 GI = 2**30
 
 
 def config(**changes: Any) -> WorkerConfig:
-    base: dict[str, Any] = {
-        "pool": "p",
-        "namespace": "n",
-        "role": "prefill",
-        "revision": "r",
-        "engine": "vllm",
-        "model": "m",
-        "model_path": "org/m",
-        "gpus": 1,
-        "connector": "nixl",
-        "host_kv_bytes": 64 * GI,
-    }
-    return WorkerConfig(**{**base, **changes})
+    own: dict[str, Any] = {"role": "prefill", "gpus": 1, "connector": "nixl", "host_kv_bytes": 64 * GI}
+    return worker_config(**{**own, **changes})
 
 
 def transfer(**changes: Any) -> dict[str, Any]:

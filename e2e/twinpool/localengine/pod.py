@@ -28,14 +28,23 @@ if TYPE_CHECKING:
 KV_BYTES = 256 * 2**20
 
 
-def tiny_config(**changes: Any) -> WorkerConfig:
-    """Return the settings of a worker of a pool that serves the tiny model."""
+def worker_config(**settings: Any) -> WorkerConfig:
+    """Return the settings of a worker, those that every one needs filled in unless they are given."""
     base: dict[str, Any] = {
         "pool": "p",
         "namespace": "n",
         "role": "decode",
         "revision": "r",
         "engine": "vllm",
+        "model": "m",
+        "model_path": "org/m",
+    }
+    return WorkerConfig(**{**base, **settings})
+
+
+def tiny_config(**changes: Any) -> WorkerConfig:
+    """Return the settings of a worker of a pool that serves the tiny model."""
+    base: dict[str, Any] = {
         "model": "tiny",
         "model_path": str(TINY.folder),
         "max_model_len": 2048,
@@ -43,7 +52,7 @@ def tiny_config(**changes: Any) -> WorkerConfig:
         "startup_timeout": 300.0,
         "args": (f"--kv-cache-memory-bytes={KV_BYTES}", "--seed=0"),
     }
-    return WorkerConfig(**{**base, **changes})
+    return worker_config(**{**base, **changes})
 
 
 class LauncherPod:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from twinpool.core.errors import InvalidValue
-from twinpool.core.protocol import WorkerConfig
+from twinpool.localengine.pod import worker_config
 from twinpool.worker.engines.simulated import flags
 from twinpool.worker.engines.simulated.logic.engine import Engine, Limits
 from twinpool.worker.engines.simulated.logic.experts import Balancing, Mixture, balanced, linear, mixture
 from twinpool.worker.engines.simulated.logic.pace import Pace
 from twinpool.worker.engines.simulated.logic.sequence import Order
 from twinpool.worker.logic import experts
+
+if TYPE_CHECKING:
+    from twinpool.core.protocol import WorkerConfig
 
 
 @given(
@@ -55,9 +59,9 @@ def test_the_log_is_what_the_launcher_reads() -> None:
     assert got.significant
 
 
-def flags_config(**changes: object) -> WorkerConfig:
-    base = {"pool": "p", "namespace": "n", "role": "decode", "revision": "r", "engine": "simulated", "model": "m"}
-    return WorkerConfig(**{**base, "model_path": "m", **changes})  # type: ignore[arg-type]
+def flags_config(**changes: Any) -> WorkerConfig:
+    own: dict[str, Any] = {"engine": "simulated"}
+    return worker_config(**{**own, **changes})
 
 
 def test_an_engine_tells_and_waits() -> None:
