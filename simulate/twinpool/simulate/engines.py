@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twinpool.simulate.traces import BLOCK_TOKENS
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _CHUNK = 2048
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass(slots=True)
 class Job:
     """A request on its way, and when what happened to it."""
@@ -37,8 +41,8 @@ class Job:
     first: float = float("inf")
     finish: float = float("inf")
     #: What is to be done when its prefill is over, and at its end.
-    prefilled: Callable[[], None] = field(default=lambda: None)
-    finished: Callable[[], None] = field(default=lambda: None)
+    prefilled: Callable[[], None] = _nothing
+    finished: Callable[[], None] = _nothing
 
 
 class PrefillWorker:
@@ -187,6 +191,8 @@ class DecodeWorker:
             self.reserved -= request.prompt + request.output
             job.finish = self._clock.now
             job.finished()
+            # What a router keeps for a request goes with it: a trace may have a million.
+            job.prefilled = job.finished = _nothing
         self._admit()
         self._plan()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -110,7 +111,7 @@ class Router:
             decodes, prices = self._decode_candidates(request), self._setup.prices
             decision = price.decide(ask, candidates, decodes, prices, self._rng, self._setup.ttft)
             if decision.prefill is None:
-                self._whole(job, ask)
+                self._whole(job, ask, decodes)
                 return
             place = decision.prefill.place
         else:
@@ -153,8 +154,7 @@ class Router:
         job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
         self._pool.decode[place].submit(job, source)
 
-    def _whole(self, job: Job, ask: Ask) -> None:
-        candidates = self._decode_candidates(job.request)
+    def _whole(self, job: Job, ask: Ask, candidates: Sequence[Candidate]) -> None:
         chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng)
         books, name = self._decode[chosen.place], self._pool.decode_names[chosen.place]
         self._view.sent(name, job.request.blocks)
@@ -236,11 +236,19 @@ def simulate(trace: Sequence[Request], setup: Setup, progress: Callable[[int], N
             clock.at(number * setup.exchange, lambda: _exchange(routers))
     rng = Random(setup.seed + 1)  # noqa: S311 - clients choose any router
     jobs = [Job(request) for request in trace]
-    for job in jobs:
-        router = routers[rng.randrange(len(routers))]
-        clock.at(job.request.arrival, lambda router=router, job=job: router.route(job))  # type: ignore[misc]
-    if progress is not None:
-        for number in range(0, len(jobs), _PROGRESS):
-            clock.at(jobs[number].request.arrival, lambda number=number: progress(number))  # type: ignore[misc]
+    coming = iter(sorted(jobs, key=lambda job: job.request.arrival))
+
+    def arrive(number: int, job: Job) -> None:
+        # One arrival plans the next: a day of requests would fill the clock.
+        expect(number + 1)
+        if progress is not None and number % _PROGRESS == 0:
+            progress(number)
+        routers[rng.randrange(len(routers))].route(job)
+
+    def expect(number: int) -> None:
+        if job := next(coming, None):
+            clock.at(job.request.arrival, partial(arrive, number, job))
+
+    expect(0)
     clock.run()
     return jobs

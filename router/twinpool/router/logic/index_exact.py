@@ -10,7 +10,9 @@ was full, which :meth:`ExactIndex.coverage` shows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from heapq import heappop, heappush
+from operator import or_
 from typing import TYPE_CHECKING, Final
 
 from twinpool.router.logic.index_events import CLEARED, REMOVED, STORED
@@ -124,15 +126,19 @@ class ExactIndex:
         masks = self.table.masks(keys)
         if not masks:
             return {}
-        ones = self._ones
-        device = runs(mask & ones for mask in masks)
-        anywhere = runs((mask | mask >> 1 | mask >> 2 | mask >> 3) & ones for mask in masks)
-        expected = runs((mask | mask >> _EXPECTED) & ones for mask in masks)
-        held = {
-            holder: Held(_depth(device, place), _depth(anywhere, place), _depth(expected, place))
+        ones, union = self._ones, reduce(or_, masks)
+        device = _depths(runs(mask & ones for mask in masks))
+        anywhere = expected = device
+        # Most prompts are in accelerators alone, and asking for the rest costs as much again.
+        if union & ~ones:
+            anywhere = _depths(runs((mask | mask >> 1 | mask >> 2 | mask >> 3) & ones for mask in masks))
+            expected = _depths(runs((mask | mask >> _EXPECTED) & ones for mask in masks))
+        places = anywhere.keys() | expected.keys()
+        return {
+            holder: Held(device.get(place, 0), anywhere.get(place, 0), expected.get(place, 0))
             for holder, place in self._places.items()
+            if place in places
         }
-        return {holder: found for holder, found in held.items() if found.anywhere or found.expected}
 
     def blocks(self, holder: Holder) -> int:
         """Return how many blocks a holder has by its events; one that is in two tiers counts twice."""
@@ -164,5 +170,13 @@ class ExactIndex:
             mask &= ~((2**_BITS - 1) << place * _BITS)
 
 
-def _depth(found: list[tuple[int, int]], place: int) -> int:
-    return next((depth for bits, depth in found if bits >> place * _BITS & 1), 0)
+def _depths(found: list[tuple[int, int]]) -> dict[int, int]:
+    """Return how many blocks each place has, from what has so many."""
+    result = {}
+    for bits, depth in found:
+        left = bits
+        while left:
+            low = left & -left
+            result[(low.bit_length() - 1) // _BITS] = depth
+            left ^= low
+    return result

@@ -99,22 +99,28 @@ def decode_price(ask: Ask, candidate: Candidate, prices: Prices) -> float:
     return room + ask.output * (after + candidate.requests * (after - before))
 
 
-def cheapest_decode(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
-    """Choose the decode worker for a request that was prefilled elsewhere."""
+def cheapest_decode(
+    ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, writing: Sequence[float] | None = None
+) -> Choice:
+    """Choose the decode worker for a request that was prefilled elsewhere; ``writing``: what decode_price says."""
     pulls = [prices.pull(ask.prompt - candidate.cached) for candidate in candidates]
-    costs = [decode_price(ask, one, prices) + pull for one, pull in zip(candidates, pulls, strict=True)]
+    written = writing or [decode_price(ask, one, prices) for one in candidates]
+    costs = [wrote + pull for wrote, pull in zip(written, pulls, strict=True)]
     place = policy.least(costs, rng)
     chosen = candidates[place]
     return Choice(place, costs[place], pulls[place] + prices.step(chosen.requests + 1, chosen.tokens + ask.prompt))
 
 
-def cheapest_whole(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
+def cheapest_whole(
+    ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, writing: Sequence[float] | None = None
+) -> Choice:
     """Choose the decode worker that does the prefill too, at the expense of the sequences that it runs."""
     costs, first = [], []
-    for one in candidates:
+    written = writing or [decode_price(ask, one, prices) for one in candidates]
+    for one, wrote in zip(candidates, written, strict=True):
         own = one.backlog + one.pace * prices.warm(ask.prompt, one.cached, one.held)
         held_up = prices.interference(ask.prompt - one.cached, one.cached, one.requests, one.tokens)
-        costs.append(own + one.requests * held_up + decode_price(ask, one, prices))
+        costs.append(own + one.requests * held_up + wrote)
         first.append(own)
     place = policy.least(costs, rng)
     return Choice(place, costs[place], first[place])
@@ -133,6 +139,7 @@ def decide(
     The decode worker itself is chosen when it is needed, by the load of that moment.
     """
     remote = cheapest_prefill(ask, prefills, prices, rng, ttft)
-    handed = remote.price + cheapest_decode(ask, decodes, prices, rng).price
-    whole = cheapest_whole(ask, decodes, prices, rng).price
+    writing = [decode_price(ask, one, prices) for one in decodes]
+    handed = remote.price + cheapest_decode(ask, decodes, prices, rng, writing).price
+    whole = cheapest_whole(ask, decodes, prices, rng, writing).price
     return Decision(remote, whole - handed) if handed < whole else Decision(None, handed - whole)

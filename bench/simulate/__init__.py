@@ -1,0 +1,1 @@
+"""What the simulator and the planner take of the processor, and how that grows."""
