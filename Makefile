@@ -31,11 +31,11 @@ setup: $(VENV)/.complete ## the project's own Python environment (.venv)
 $(VENV)/.complete: requirements/dev.txt pyproject.toml setup.sh
 	@PYTHON="$(PYTHON)" CACHE="$(CACHE)" VENV="$(VENV)" ./setup.sh
 
-demo: setup ## a real control plane, operator, router and two vLLM workers answer a question (ENGINE=simulated: in a minute)
-	@$(RUN) -m twinpool.demo up --engine $(ENGINE)
+demo: setup ## a real control plane, operator, router and two vLLM workers answer a question (ENGINE=simulated: in a minute; CLUSTER=kind: in containers, simulated)
+	@$(RUN) -m twinpool.demo up $(if $(filter kind,$(CLUSTER)),--cluster kind,--engine $(ENGINE))
 
 down: setup ## stop what `make demo` left serving
-	@$(RUN) -m twinpool.demo down
+	@$(RUN) -m twinpool.demo down $(if $(filter kind,$(CLUSTER)),--cluster kind)
 
 test: setup ## every test, end-to-end ones with the real engine too
 	@$(RUN) -m twinpool.demo prepare

@@ -8,12 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import TwinpoolError
-from twinpool.demo import scenario
+from twinpool.demo import kind, scenario
 from twinpool.demo.phases import Phases
 from twinpool.localcluster import cluster as clusters
 from twinpool.localcluster import toolchain
 from twinpool.localcluster.helm import ensure_helm
 from twinpool.localcluster.images import Image, parse
+from twinpool.localcluster.paths import cache_dir
 from twinpool.localcluster.progress import Progress
 from twinpool.localcluster.prometheus import ensure_prometheus
 from twinpool.localengine import engine_image
@@ -23,6 +24,7 @@ from twinpool.localengine.models import MODELS, SMOLLM2, ensure_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 NAMESPACE = "default"
 
@@ -31,10 +33,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m twinpool.demo", description="Twinpool on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start everything, ask a question, prove the handoff")
-    up.add_argument("--engine", choices=tuple(scenario.CHOICES), default="vllm", help="vllm (default) or simulated")
+    up.add_argument(
+        "--engine", choices=tuple(scenario.CHOICES), default="vllm", help="vllm (default) or simulated; kind: simulated"
+    )
     up.add_argument("--keep", action=argparse.BooleanOptionalAction, help="keep serving (default: on a terminal)")
     down = commands.add_parser("down", help="stop what is left serving")
     for command in (up, down):
+        command.add_argument(
+            "--cluster", choices=("local", "kind"), default="local", help="processes (default), or kind's containers"
+        )
         command.add_argument("--name", default="demo", help="name of the local cluster (default: demo)")
     commands.add_parser("prepare", help="build and install what tests need and the cache lacks")
     return parser
@@ -100,13 +107,24 @@ def prepare() -> None:
         ensure_model(model, installed, progress)
 
 
+def _kind_folder(name: str) -> Path:
+    """Return where the credentials of kind's cluster and the archives of images lie."""
+    return cache_dir() / "kind" / name
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 done, 1 failed with one message, 130 interrupted."""
     given = _parser().parse_args(arguments)
     try:
         match given.command:
             case "up":
-                up(given.engine, given.name, sys.stdout.isatty() if given.keep is None else given.keep)
+                keep = sys.stdout.isatty() if given.keep is None else given.keep
+                if given.cluster == "kind":
+                    kind.up(f"twinpool-{given.name}", NAMESPACE, _kind_folder(given.name), keep, Phases(sys.stdout))
+                else:
+                    up(given.engine, given.name, keep)
+            case "down" if given.cluster == "kind":
+                kind.down(f"twinpool-{given.name}", Phases(sys.stdout))
             case "down":
                 was_running = clusters.stop(given.name, Progress())
                 print(f"cluster {given.name}: {'stopped' if was_running else 'was not running'}")
