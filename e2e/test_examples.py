@@ -1,4 +1,4 @@
-"""Every example is accepted by a real API server; two shapes of pool become ready with simulated engines."""
+"""Every example is accepted by a real API server; four shapes of pool become ready with simulated engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from twinpool.core import protocol
 from twinpool.demo.client import post
-from twinpool.demo.scenario import condition, pool, router_url
+from twinpool.demo.scenario import condition, pods, pool, router_url
 from twinpool.localcluster.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -79,11 +79,22 @@ def simulated(path: Path) -> dict[str, Any]:
     """Return the pool of an example with simulated engines, which need neither GPUs nor weights."""
     (found,) = [body for body in yaml.safe_load_all(path.read_text()) if body["kind"] == protocol.KIND]
     found["spec"]["engine"] = {"kind": "simulated"}
+    # The local nodes are no racks, their memory is this machine's, and nobody has made the Secret of the hub.
+    found["spec"].pop("placement", None)
+    found["spec"]["model"].pop("secretRef", None)
+    for role in protocol.ROLES:
+        resources = found["spec"].get(role, {}).get("resources", {})
+        for name in ("cpu", "memory", "shm"):
+            resources.pop(name, None)
     return {**found}
 
 
 def test_shapes_become_ready_and_answer(twinpool: Cluster, namespace: str) -> None:
-    bodies = [simulated(FOLDER / f"{name}.yaml") for name in ("smallest", "aggregated")]
+    bodies = [simulated(FOLDER / f"{name}.yaml") for name in ("smallest", "aggregated", "multi-node", "speculation")]
+    wide = bodies[2]["spec"]["decode"]
+    # Two pods on two nodes as in the example, but with room for the other pools beside them.
+    wide["parallelism"]["tensor"] = 2
+    wide["resources"]["gpu"] = {"perNode": 2}
     twinpool.kubectl("-n", namespace, "apply", "-f", "-", input=yaml.safe_dump_all(bodies))
     for body in bodies:
         name, model = body["metadata"]["name"], body["spec"]["model"]["name"]
@@ -94,3 +105,5 @@ def test_shapes_become_ready_and_answer(twinpool: Cluster, namespace: str) -> No
         )
         url = f"{router_url(twinpool, namespace, name)}/v1/completions"
         assert post(url, {"model": model, "prompt": "a b", "max_tokens": 2}).status == 200
+    nodes = [pod["spec"]["nodeName"] for pod in pods(twinpool, namespace, "wide", "decode")]
+    assert len(nodes) == 2, "one replica over two pods"
