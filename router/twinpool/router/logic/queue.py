@@ -3,6 +3,8 @@
 Always true: the queue has a fixed size; a request is in it once or not at all; it leaves by going ahead, by its
 deadline, by giving way, or with its client. Smaller priorities go first, as in vLLM. Within one priority each API key
 gets an equal share of the admitted tokens, whatever it sends (start-time fair queueing: Goyal, Vin and Cheng 1996).
+Of one key the first comes first, but the last once the first has waited for half of the objective: in overload those
+who come then meet it, where all would miss it that wait their turn (adaptive LIFO: Maurer, "Fail at Scale", 2015).
 """
 
 from __future__ import annotations
@@ -44,11 +46,15 @@ class _Class(Generic[Item]):
 
 
 class Queue(Generic[Item]):
-    """At most ``size`` requests; ``patience`` seconds is how long one may wait before a newcomer may take its place."""
+    """At most ``size`` requests; ``patience`` seconds is how long one may wait before a newcomer may take its place.
 
-    def __init__(self, size: int, patience: float) -> None:
+    ``objective`` says that the patience is the objective for the first token, by which the order changes in overload.
+    """
+
+    def __init__(self, size: int, patience: float, *, objective: bool = False) -> None:
         self._size = size
         self._patience = patience
+        self._turns = patience / 2 if objective else math.inf
         self._classes: dict[int, _Class[Item]] = {}
         self._count = 0
 
@@ -85,14 +91,15 @@ class Queue(Generic[Item]):
             return max((line[-1] for line in self._classes[levels[0]].lines.values()), key=_since)
         return None
 
-    def pop(self) -> Waiting[Item] | None:
+    def pop(self, now: float) -> Waiting[Item] | None:
         """Take the request that goes next."""
         if not self._count:
             return None
         group = self._classes[min(self._classes)]
         tags = {key: max(group.tags.get(key, 0.0), group.now) for key in group.lines}
         key = min(group.lines, key=lambda k: (tags[k], group.lines[k][0].since))
-        waiting = group.lines[key][0]
+        line = group.lines[key]
+        waiting = line[-1] if now - line[0].since > self._turns else line[0]
         group.now = tags[key]
         group.tags[key] = tags[key] + max(1, waiting.tokens)
         self.remove(waiting)
@@ -117,7 +124,10 @@ class Queue(Generic[Item]):
         line = None if group is None else group.lines.get(waiting.key)
         if group is None or line is None or waiting not in line:
             return
-        line.remove(waiting)  # in nearly all cases the first
+        if line[-1] is waiting:
+            line.pop()
+        else:
+            line.remove(waiting)  # in nearly all other cases the first
         self._count -= 1
         if not line:
             del group.lines[waiting.key]

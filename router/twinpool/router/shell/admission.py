@@ -38,6 +38,7 @@ class Admission:
         timeout: float,
         patience: float,
         hold: float = 0.0,
+        objective: bool = False,
     ) -> None:
         self._loop = loop
         self._numbers = numbers
@@ -46,7 +47,7 @@ class Admission:
         self._hold = hold
         #: When a worker came to serve after a time without any.
         self._served = 0.0
-        self._queue: Queue[Guest] = Queue(size, patience)
+        self._queue: Queue[Guest] = Queue(size, patience, objective=objective)
         self._running = 0
         #: None while no worker serves: nobody waits then, everybody is told, unless requests are held.
         self._places: int | None = None
@@ -127,7 +128,7 @@ class Admission:
     def _pump(self) -> None:
         self._scheduled = False
         while self._free:
-            entry = self._queue.pop()
+            entry = self._queue.pop(self._loop.time())
             if entry is None:
                 return
             self._numbers.observe("twinpool_router_queue_seconds", self._loop.time() - entry.since)

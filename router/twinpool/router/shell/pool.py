@@ -73,6 +73,7 @@ class Pool:
             timeout=config.queue_timeout,
             patience=config.queue_timeout if config.ttft is None else config.ttft,
             hold=config.queue_hold,
+            objective=config.ttft is not None,
         )
         self.draining = False
         #: Connections to close after their next answer.
