@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +16,11 @@ from twinpool.core import protocol
 from twinpool.demo.client import post, stream
 from twinpool.demo.scenario import condition, pool, router_url
 from twinpool.localcluster.waiting import WaitTimeout, wait_until
+from twinpool.operator.logic.autoscaler import TICK
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from twinpool.localcluster.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -22,14 +29,16 @@ pytestmark = pytest.mark.cluster
 Change = tuple[tuple[int, int], tuple[int, int]]
 
 NAME, MODEL = "elastic", "simulated-model"
+#: What users are promised, in seconds, and the share of them.
+TTFT, ITL, SHARE = 6.0, 0.2, 0.9
 #: GPUs (on the CPU: ranks) that all groups together may hold.
 BUDGET = 5
 #: Requests per second, the same all the time.
 RATE = 2.0
 #: Ten times as slow as the modelled H100: what the operator must find out by itself.
 ARGS = ["--time-scale=10", "--max-num-seqs=4"]
-#: A prompt takes a tenth of a second or one and a half, an answer 3 tokens or 32 of a tenth of a second.
-READING = {"prompt": "long " * 4000, "max_tokens": 3}
+#: A prompt takes a tenth of a second or three quarters, an answer 3 tokens or 32 of a tenth of a second.
+READING = {"prompt": "long " * 1600, "max_tokens": 3}
 WRITING = {"prompt": "short " * 100, "max_tokens": 32}
 
 
@@ -41,7 +50,7 @@ def manifest(low: int = 1, window: str = "8s", patience: str = "6s") -> str:
         "engine": {"kind": "simulated", "args": ARGS},
         "prefill": role,
         "decode": role,
-        "objectives": {"ttft": "6s", "itl": "200ms", "percentile": 90},
+        "objectives": {"ttft": f"{TTFT:g}s", "itl": f"{1000 * ITL:g}ms", "percentile": round(100 * SHARE)},
         "scaling": {**bounds, "window": window, "stabilization": {"scaleIn": patience, "scaleOut": "1s"}},
         "routing": {"queue": {"timeout": "150s", "hold": "150s"}},
     }
@@ -50,12 +59,22 @@ def manifest(low: int = 1, window: str = "8s", patience: str = "6s") -> str:
     return text
 
 
+@dataclass(frozen=True)
+class Answer:
+    """One complete answer as its client saw it: when it was asked for, then seconds to and between tokens."""
+
+    asked: float
+    ttft: float
+    itl: float
+
+
 class Traffic:
     """Requests at a fixed rate, whether or not earlier ones have ended; their shape may be changed."""
 
     def __init__(self, url: str, shape: dict[str, Any]) -> None:
         self.url, self.shape = f"{url}/v1/completions", shape
-        self.answered, self.failures = 0, list[str]()
+        #: By the number of the request; those that are not complete yet are None.
+        self.answers, self.failures = list[Answer | None](), list[str]()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._clock = threading.Thread(target=self._tick)
@@ -73,18 +92,35 @@ class Traffic:
         while not self._stop.wait(1 / RATE):
             thread = threading.Thread(target=self._ask, args=(dict(self.shape), len(self._threads)))
             self._threads.append(thread)
+            self.answers.append(None)
             thread.start()
 
     def _ask(self, shape: dict[str, Any], number: int) -> None:
         # No two prompts begin alike: nothing is cached.
         body = {"model": MODEL, **shape, "prompt": f"{number} {shape['prompt']}", "ignore_eos": True}
+        asked = time.monotonic()
         try:
-            for _ in stream(self.url, body):
-                pass
+            tokens = [time.monotonic() for event in stream(self.url, body) if event.get("choices")]
         except Exception as error:
             self.failures.append(f"{type(error).__name__}: {error}")
         else:
-            self.answered += 1
+            gaps = max(1, shape["max_tokens"] - 1)
+            self.answers[number] = Answer(asked, tokens[0] - asked, (tokens[-1] - tokens[0]) / gaps)
+
+    def newest(self, count: int, first: int) -> list[Answer]:
+        """Return the answers to the last ``count`` requests of which, from the ``first`` on, none is open before them.
+
+        Fewer are returned where there are not so many yet. Whoever looked at complete answers alone would miss the slow
+        ones.
+        """
+        complete = itertools.takewhile(lambda answer: answer is not None, self.answers[first:])
+        return [answer for answer in complete if answer is not None][-count:]
+
+
+def quantile(values: Iterable[float]) -> float:
+    """Return the least value that the promised share of ``values`` does not exceed."""
+    ordered = sorted(values)
+    return ordered[math.ceil(SHARE * len(ordered)) - 1]
 
 
 def workers(cluster: Cluster, namespace: str) -> int:
@@ -160,6 +196,25 @@ class Elastic:
     def await_routable(self, test: Any, what: str, seconds: float = 150) -> None:
         wait_until(lambda: test(*self.routable()), seconds, f"there are {what} routable groups")
 
+    def await_objectives(self, traffic: Traffic, requests: int = 30, seconds: float = 120) -> float:
+        """Return since when the promised share of ``requests`` that were asked one after the other got what it should.
+
+        Those that were asked before the groups served are slow, and so is whoever stands behind them: for these there
+        is time, and then every so many must be on time.
+        """
+        first = len(traffic.answers)
+
+        def kept() -> bool:
+            answers = traffic.newest(requests, first)
+            assert len(answers) == requests, f"{len(answers)} complete answers"
+            ttft, itl = (quantile(values) for values in zip(*((a.ttft, a.itl) for a in answers), strict=True))
+            assert ttft <= TTFT, f"first token after {ttft:.2f} s"
+            assert itl <= ITL, f"{itl:.3f} s between tokens"
+            return True
+
+        wait_until(kept, seconds, f"the objectives are kept again: {self.status().get('scaling')}")
+        return traffic.newest(requests, first)[0].asked
+
 
 @pytest.fixture
 def elastic(twinpool: Cluster, namespace: str) -> Elastic:
@@ -175,17 +230,23 @@ def test_a_length_shift_moves_the_ratio_within_the_budget_and_over_a_dead_operat
     with Watch(elastic.cluster, elastic.namespace) as watch, Traffic(url, WRITING) as traffic:
         elastic.await_target(lambda p, d: p <= 2 and d >= 3, "more decode than prefill")
         elastic.await_routable(lambda _, d: d >= 3, "3 decode")
-        traffic.shape = READING
+        cold_start = elastic.status()["scaling"]["figures"]["startSeconds"]
+        traffic.shape, shifted = READING, time.monotonic()
         # Each decision is one write of both numbers. Whether the shift takes one or two depends on where it falls in
         # the window: prefill may be seen to need more before decode is seen to need less, or after.
         elastic.await_decision(lambda old, new: new[0] > old[0] and new[0] >= 2)
+        took = time.monotonic() - shifted
         operator = ("-n", "twinpool-system", "delete", "pod", "--all", "--force", "--grace-period=0", "--wait=false")
         elastic.cluster.kubectl(*operator)
-        elastic.await_routable(lambda p, d: p >= 3 and d <= 2, "3 prefill and fewer decode")
+        elastic.await_routable(lambda p, d: p >= 2 and d <= 2, "more prefill and fewer decode")
+        kept = elastic.await_objectives(traffic)
+    print(
+        f"cold start {cold_start:.1f} s, ratio moved after {took:.1f} s, objectives kept after {kept - shifted:.1f} s"
+    )
+    assert took <= cold_start + 2 * TICK
     assert watch.most <= BUDGET
     assert all(sum(pair) <= BUDGET for change in elastic.decisions() for pair in change)
     assert traffic.failures == []
-    assert traffic.answered
     assert condition(pool(elastic.cluster, elastic.namespace, NAME), "ScalingActive")["status"] == "True"
 
 

@@ -114,3 +114,14 @@ def test_progress_is_shown_to_people_alone(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run() == 0
     assert "requests" in capsys.readouterr().out
+
+
+def test_a_page_with_plots_is_written_beside_the_table(
+    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "report.html"
+    assert run("--report", str(file), "--first", "20") == 0
+    assert "pool.yaml with trace.jsonl" in file.read_text()
+    assert "20 requests in virtual time" in capsys.readouterr().out
+    assert run("--report", str(tmp_path / "none" / "report.html"), "--first", "20") == 1
+    assert "cannot be written" in capsys.readouterr().err

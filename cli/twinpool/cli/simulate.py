@@ -27,6 +27,7 @@ from twinpool.operator.logic.scaling_step import promise_of
 from twinpool.operator.logic.target import gpus as gpus_of
 from twinpool.operator.logic.target import limits as limits_of
 from twinpool.simulate.pool import Setup
+from twinpool.simulate.report import page
 from twinpool.simulate.rules import RULES
 from twinpool.simulate.traces import read
 from twinpool.simulate.whatif import Outcome, Variant, demand, planned, run
@@ -72,6 +73,7 @@ def simulate(
     sweep: Annotated[str, Parameter(help="Multiples of the trace's rate: rate=0.5..1.5 (five steps).")] = "",
     first: Annotated[int | None, Parameter(help="Use only the first requests of the trace, so many.")] = None,
     seed: Annotated[int, Parameter(help="Same seed, same answer.")] = 0,
+    report: Annotated[Path | None, Parameter(help="Also write a page with plots to this file (HTML).")] = None,
     output: Format = "text",
 ) -> int:
     """Replay a trace on a pool in virtual time, with the routing rule and the planner that decide in production.
@@ -81,11 +83,21 @@ def simulate(
     """
     asked = _question(from_file(pool), _lines(trace, first), _shape(model, model_config), gpu, compare, sweep, seed)
     outcomes = _run(asked)
+    if report is not None:
+        _report(report, f"{pool.name} with {trace.name}", asked, outcomes)
     if output == "text":
         _write(asked, outcomes)
     else:
         write_value(_json(asked, outcomes), output)
     return 0 if outcomes[0].score.attainment >= 1 - asked.promise.miss else 1
+
+
+def _report(path: Path, title: str, asked: Question, outcomes: Sequence[Outcome]) -> None:
+    words = f"{asked.plan.prefill}:{asked.plan.decode}, since {asked.plan.reason}"
+    try:
+        path.write_text(page(title, words, outcomes))
+    except OSError as error:
+        raise TwinpoolError(f"{path} cannot be written: {error.strerror}", "give another file to --report") from None
 
 
 def _lines(path: Path, first: int | None) -> tuple[Sequence[Request], Sequence[Problem]]:

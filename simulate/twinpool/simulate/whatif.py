@@ -6,6 +6,7 @@ Rules, prices and planner are those that decide in production. Nothing here is a
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from twinpool.core.economics import Prices
     from twinpool.operator.logic.scaling import Decision, Limits
     from twinpool.operator.logic.scaling_need import Group, Promise
+    from twinpool.simulate.engines import Job
     from twinpool.simulate.pool import Setup
     from twinpool.simulate.scores import Score
     from twinpool.simulate.traces import Request
@@ -38,12 +40,22 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """Requests that wait for their first token, and that are written, at one moment (seconds since the first one)."""
+
+    at: float
+    waiting: int
+    writing: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of a variant. ``gpu_hours`` are those of all groups from the first arrival to the last end."""
 
     variant: Variant
     score: Score
     gpu_hours: float
+    moments: tuple[Moment, ...] = ()
 
 
 def at_rate(trace: Sequence[Request], rate: float) -> list[Request]:
@@ -65,7 +77,24 @@ def run(
     ends = [job.finish for job in jobs if job.finish != math.inf]
     hours = max(ends, default=0.0) / 3600
     used = variant.prefill * gpus[0] + variant.decode * gpus[1]
-    return Outcome(variant, score(jobs, promise.ttft, promise.itl), hours * used)
+    return Outcome(variant, score(jobs, promise.ttft, promise.itl), hours * used, course(jobs))
+
+
+def course(jobs: Sequence[Job], count: int = 120) -> tuple[Moment, ...]:
+    """Return ``count`` moments, evenly from the first arrival to the last end; what was never answered always waits."""
+    came, began, ended = (
+        sorted(times)
+        for times in (
+            [job.request.arrival for job in jobs], [job.first for job in jobs], [job.finish for job in jobs],
+        )
+    )  # fmt: skip
+    last = max([time for time in ended if time != math.inf], default=0.0)
+    found = []
+    for place in range(count + 1):
+        at = last * place / count
+        arrived, first, gone = (bisect_right(times, at) for times in (came, began, ended))
+        found.append(Moment(at, arrived - first, first - gone))
+    return tuple(found)
 
 
 def demand(trace: Sequence[Request], prices: Prices, cache: int) -> Demand:
