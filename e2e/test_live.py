@@ -31,7 +31,7 @@ SIMULATED = scenario.CHOICES["simulated"]
 def live(cluster: Cluster, namespace: str, pool: str) -> Iterator[str]:
     """Run the command and give the page's address."""
     tools = f"{Path(cluster.kubectl_path).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": tools, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": tools}
     command = [sys.executable, "-m", "twinpool.cli", "live", pool, "--namespace", namespace, "--port", "0"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:

@@ -204,18 +204,21 @@ def question_and_proof(cluster: Cluster, choice: Choice, namespace: str, phases:
 
 
 def how_to_go_on(cluster: Cluster, choice: Choice, namespace: str) -> str:
-    """Return what to type next: ask, watch, stop."""
+    """Return what to type next: ask, watch, put load on it, see what it waits for, stop."""
     base = router_url(cluster, namespace, choice.pool)
     body = json.dumps(
         {"model": choice.model, "messages": [{"role": "user", "content": "Tell me a joke"}], "stream": True}
     )
+    programs = f"{Path(cluster.kubectl_path).parent}:{Path(sys.executable).parent}"
     return (
         "It keeps serving.\n"
         f"  ask    curl -N {base}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n"
-        f"  watch  export KUBECONFIG={cluster.kubeconfig} PATH={Path(cluster.kubectl_path).parent}:$PATH\n"
+        f"  watch  export KUBECONFIG={cluster.kubeconfig} PATH={programs}:$PATH\n"
         f"         kubectl get tpool,pods    kubectl describe tpool {choice.pool}"
         f"    kubectl logs -l {protocol.LABEL_ROLE}=decode\n"
-        f"         {Path(sys.executable).parent / 'twinpool'} live {choice.pool} -n {namespace}   # a page\n"
+        f"         twinpool live {choice.pool} -n {namespace}   # a page; twinpool top {choice.pool} in the terminal\n"
         f"         curl {base.rsplit(':', 1)[0]}:{protocol.ROUTER_ADMIN_PORT}/metrics\n"
+        f"  load   twinpool bench {base} --rate 2 --seconds 60 --prompt-tokens 128 --output-tokens 32\n"
+        f"  slow?  twinpool explain {choice.pool} -n {namespace}   # while the load is on\n"
         "  stop   make down"
     )

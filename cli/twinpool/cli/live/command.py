@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import webbrowser
@@ -44,6 +45,7 @@ def live(
         watching = threading.Thread(target=watcher.run, name="watcher")
         watching.start()
         Console(highlight=False).print(f"{pool} at {server.url}  (Ctrl-C ends)", soft_wrap=True)
+        sys.stdout.flush()  # a pipe would keep the address back
         if browser:
             webbrowser.open(server.url)
         try:
