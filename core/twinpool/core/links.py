@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue
@@ -114,12 +115,9 @@ def combined(measured: Iterable[Measured]) -> dict[str, Measured]:
 
 def _middle(weighted: list[tuple[float, int]]) -> float:
     """Return the lower median of values that count several times each."""
-    left = sum(weight for _, weight in weighted) / 2
-    for value, weight in sorted(weighted):
-        left -= weight
-        if left <= 0:
-            return value
-    return 0.0
+    ordered = sorted(weighted)
+    until = list(accumulate(weight for _, weight in ordered))
+    return next(value for (value, _), reached in zip(ordered, until, strict=True) if 2 * reached >= until[-1])
 
 
 def with_measured(topology: Topology, measured: Iterable[Measured]) -> Topology:

@@ -7,6 +7,7 @@ import pytest
 from twinpool.core.accelerators import ACCELERATORS
 from twinpool.core.communication import Wire, pipeline_seconds, tensor_seconds
 from twinpool.core.kv import SHAPES, ModelShape
+from twinpool.core.links import Measured, with_measured
 from twinpool.core.sizing import Split, Workload
 from twinpool.core.topology import topology
 from twinpool.operator.logic.placement.model import Constraints, Gang, Node
@@ -85,6 +86,12 @@ def test_a_handoff_takes_the_bytes_of_one_gpu_and_their_pieces() -> None:
     latent = ModelShape("mla", 60, 128, 128, 160, 1e9, latent=576)
     pieces, size = 60 * 512, 60 * 576 * 2 * 8192
     assert handoff_seconds(served(shape=latent), wire) == pytest.approx(5e-4 + pieces * 2e-6 + size / 50e9 + 3e-6)
+
+
+def test_what_was_measured_counts_whatever_the_data_sheet_says() -> None:
+    made = with_measured(LEVELS, [Measured("rack", 3, 90e9, 2e-6), Measured("host", 3, 300e9, 3e-6)])
+    assert served().wire(made, made.index("rack")) == Wire(90e9, 2e-6)
+    assert served().wire(made, made.host) == Wire(300e9, 3e-6)
 
 
 def test_nobody_gets_more_than_its_adapter_gives() -> None:

@@ -91,19 +91,24 @@ def tree(topology: Topology, nodes: Iterable[Node]) -> Tree:
         node=[-1],
         chain=[],
         around=[(0,)],
-        gain=[0.0],
-        covers=[[level == 0] for level in range(len(topology.levels))],
+        gain=[],
+        covers=[],
         at=[[0], *([] for _ in topology.levels[1:])],
         complaints=tuple(complaints),
     )
     prices = [topology.price(level) for level in range(len(topology.levels))]
     known: dict[tuple[int, int, str], int] = {}
     for index, node in enumerate(ordered):
-        _add(made, known, index, found[node.name], prices)
+        _add(made, known, index, found[node.name])
+    # Level of what is around each domain; nothing is around the cluster.
+    outer = [-1, *(made.level[parent] for parent in made.parent[1:])]
+    made.gain.extend([0.0, *(prices[o] - prices[i] for o, i in zip(outer[1:], made.level[1:], strict=True))])
+    for at in range(len(topology.levels)):
+        made.covers.append([o < at <= i for o, i in zip(outer, made.level, strict=True)])
     return made
 
 
-def _add(made: Tree, known: dict[tuple[int, int, str], int], index: int, path: Path, prices: Sequence[float]) -> None:
+def _add(made: Tree, known: dict[tuple[int, int, str], int], index: int, path: Path) -> None:
     domain = 0
     for level, name in enumerate(path[1:], 1):
         if name is None:
@@ -111,23 +116,20 @@ def _add(made: Tree, known: dict[tuple[int, int, str], int], index: int, path: P
         key = (domain, level, name)
         if key not in known:
             known[key] = len(made.level)
-            _new_domain(made, domain, level, name, prices)
+            _new_domain(made, domain, level, name)
         domain = known[key]
     made.node[domain] = index
     made.leaf.append(domain)
     made.chain.append(made.around[domain])
 
 
-def _new_domain(made: Tree, parent: int, level: int, name: str, prices: Sequence[float]) -> None:
-    number, outer = len(made.level), made.level[parent]
+def _new_domain(made: Tree, parent: int, level: int, name: str) -> None:
+    number = len(made.level)
     made.level.append(level)
     made.name.append(name)
     made.parent.append(parent)
     made.children.append([])
     made.node.append(-1)
     made.around.append((*made.around[parent], number))
-    made.gain.append(prices[outer] - prices[level])
-    for at, covers in enumerate(made.covers):
-        covers.append(outer < at <= level)
     made.children[parent].append(number)
     made.at[level].append(number)
