@@ -67,3 +67,18 @@ def test_levels_that_the_topology_lacks_are_left_out(make_pool: Make) -> None:
     odd = remembered(make_pool(), [noted(Measured("rack", 3, 1e9, 1e-6))], TOPOLOGY, NOW)
     pool = with_status(make_pool, [{**odd[0], "level": "moon"}])
     assert remembered(pool, [], TOPOLOGY, NOW) == []
+
+
+def test_the_status_of_a_pool_says_what_its_groups_measured(model_cluster: Any, make_pool: Make) -> None:
+    cluster = model_cluster(make_pool())
+    cluster.reconcile()
+    cluster.run_controllers()
+    (name,) = [name for name in cluster.sets() if "decode" in name]
+    note = dataclasses.replace(
+        PASSED, leader=f"{cluster.pods[f'{name}-0'].uid}/0", levels=(Measured("host", 3, 200e9, 1e-6),)
+    )
+    annotations = cluster.objects["StatefulSet", name]["metadata"]["annotations"]
+    annotations[names.INTERCONNECT_ANNOTATION] = note.to_json()
+    cluster.reconcile()
+    (link,) = cluster.pool.status.links
+    assert (link.level, link.pairs, link.bandwidth, link.configured) == ("host", 3, 200_000_000_000, 450_000_000_000)
