@@ -345,7 +345,17 @@ CASES: list[Case] = [
         {"model": {"name": "m", "source": "file:///data/m"}},
         {"model": {"name": "m", "source": "s3://bucket/m"}},
         ("spec.model.source", "hf://ORG/NAME"),
-        extra=({"model": {"name": "m", "source": "file://m/x"}}, {"model": {"name": "m", "source": "pvc:///x"}}),
+        extra=(
+            {"model": {"name": "m", "source": "file://m/x"}},
+            {"model": {"name": "m", "source": "pvc:///x"}},
+            {"model": {"name": "m", "source": "oci://#path"}},
+        ),
+    ),
+    Case(
+        ".spec.model.source",
+        {"model": {"name": "m", "source": "oci://registry.example:5000/models/llama@sha256:0123#weights"}},
+        {"model": {"name": "m", "source": "oci://"}},
+        ("spec.model.source",),
     ),
     *argument_cases("engine"),
     Case(

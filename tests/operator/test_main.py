@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -17,7 +19,8 @@ from twinpool.operator.shell.selfcheck import crd_problem
 
 def test_defaults() -> None:
     options, level = parse([], {})
-    assert options.settings == Settings("twinpool/worker:dev", "twinpool/router:dev", VLLM_IMAGE)
+    own = metadata.version("twinpool")
+    assert options.settings == Settings("twinpool/worker:dev", "twinpool/router:dev", VLLM_IMAGE, version=own)
     assert (options.host, options.port, options.namespace) == ("0.0.0.0", 8080, "")
     assert (options.lease_namespace, options.lease_name) == ("twinpool-system", "twinpool-operator")
     assert level == "info"

@@ -150,6 +150,17 @@ def test_speculation_is_the_pools_and_the_number_of_tokens_the_roles(make_pool: 
     assert config(template(make_pool())).speculation is None
 
 
+def test_launchers_are_told_the_operators_version(make_pool: Make) -> None:
+    assert config(template(make_pool(), settings=Settings(version="1.2"))).operator_version == "1.2"
+
+
+def test_weights_in_an_image_are_mounted(make_pool: Make) -> None:
+    made = template(make_pool({"model": {"source": "oci://registry:5000/org/m:1#8b"}}))
+    volumes = {volume.pop("name"): volume for volume in made["spec"]["volumes"]}
+    assert volumes["model"] == {"image": {"reference": "registry:5000/org/m:1", "pullPolicy": "IfNotPresent"}}
+    assert {"name": "model", "mountPath": "/models", "readOnly": True} in engine(made)["volumeMounts"]
+
+
 def test_balancing_of_experts_is_a_roles(make_pool: Make) -> None:
     wide = {"parallelism": {"data": 8, "expert": True}, "expertBalancing": {"redundantExperts": 32, "interval": 500}}
     told = config(template(make_pool({"decode": wide})))
@@ -194,6 +205,8 @@ def test_no_gpu_on_a_node_without(make_pool: Make) -> None:
         ("file:///data/m", "/data/m"),
         ("pvc://claim", "/models"),
         ("pvc://claim/a/b/", "/models/a/b"),
+        ("oci://registry:5000/org/m:1", "/models"),
+        ("oci://registry/org/m@sha256:0a#weights/8b", "/models/weights/8b"),
     ],
 )
 def test_where_the_model_is(make_pool: Make, source: str | None, path: str) -> None:

@@ -12,7 +12,16 @@ import pytest
 from twinpool.core.errors import InvalidValue
 from twinpool.localengine.pod import worker_config
 from twinpool.worker.logic import machine
-from twinpool.worker.logic.machine import FIELDS, LEAST_SHM, Finding, Gpu, Machine, clock_finding, findings
+from twinpool.worker.logic.machine import (
+    FIELDS,
+    LEAST_SHM,
+    Finding,
+    Gpu,
+    Machine,
+    clock_finding,
+    findings,
+    version_finding,
+)
 from twinpool.worker.shell import machine as shell
 from twinpool.worker.shell.host import Host
 from twinpool.worker.shell.machine import look
@@ -197,3 +206,15 @@ def test_what_stops_nothing_is_logged_and_returned(
     (small,) = Host._checked(config(tensor=2))
     assert isinstance(small, Finding)
     assert "WARNING: SharedMemorySmall: shared memory (/dev/shm) has 64 MiB for 2 ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("own", "operator", "told"), [("1.1", "1.2", True), ("1.1", "1.1", False), ("1.1", "", False)])
+def test_an_operator_of_another_version_is_named(own: str, operator: str, told: bool) -> None:
+    found = version_finding(own, operator)
+    assert (found is not None) is told
+    if found is not None:
+        assert str(found).startswith(
+            "VersionSkew: the launcher is of version 1.1, the operator that made this pod of 1.2"
+        )
+        assert not found.fatal
+    assert version_finding("unknown", "1.2") is None

@@ -173,6 +173,8 @@ class WorkerConfig:
     redundant_experts: int = 0
     expert_interval: int = 3000
     expert_window: int = 1000
+    #: Version of the operator that made the pod's template; empty: not told.
+    operator_version: str = ""
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

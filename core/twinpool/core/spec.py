@@ -57,7 +57,8 @@ class Model(Part):
         json_schema_extra=rules(
             rule(
                 "!has(self.revision) || !has(self.source) || self.source.startsWith('hf://')",
-                "revision belongs to a model of the Hugging Face hub; leave it out with a pvc:// or file:// source",
+                "revision belongs to a model of the Hugging Face hub; leave it out with a pvc://, oci:// or file:// "
+                "source",
                 field_path=".revision",
             )
         )
@@ -79,12 +80,14 @@ class Model(Part):
         None,
         min_length=6,
         max_length=1024,
-        description="Where the weights are: hf://ORG/NAME (default: hf:// and the name), pvc://CLAIM/PATH, or "
-        "file:///PATH inside the engine's container.",
+        description="Where the weights are: hf://ORG/NAME (default: hf:// and the name), pvc://CLAIM/PATH, "
+        "oci://IMAGE or oci://IMAGE#PATH (an image that holds them, mounted), or file:///PATH inside the engine's "
+        "container.",
         json_schema_extra=rules(
             rule(
-                "self.matches('^(hf://[^/]+(/[^/]+)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?|file:///.+)$')",
-                "must be hf://ORG/NAME, pvc://CLAIM/PATH or file:///ABSOLUTE/PATH",
+                "self.matches('^(hf://[^/]+(/[^/]+)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?|oci://[^/#].*"
+                "|file:///.+)$')",
+                "must be hf://ORG/NAME, pvc://CLAIM/PATH, oci://IMAGE#PATH or file:///ABSOLUTE/PATH",
             )
         ),
     )

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import uuid
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue, TwinpoolError
@@ -57,7 +58,9 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
         namespace=given.namespace,
         lease_namespace=given.lease_namespace,
         lease_name=given.lease_name,
-        settings=Settings(given.worker_image, given.router_image, given.vllm_image, topology),
+        settings=Settings(
+            given.worker_image, given.router_image, given.vllm_image, topology, version=metadata.version("twinpool")
+        ),
     )
     return options, given.log_level
 

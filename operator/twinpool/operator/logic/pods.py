@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 Template = dict[str, Any]
 
-#: Where the volume of a ``pvc://`` model is mounted.
+#: Where the volume of a ``pvc://`` or ``oci://`` model is mounted, and what the path in it begins with.
 MODEL_DIRECTORY = "/models"
+_PATH_MARK = {"pvc": "/", "oci": "#"}
 
 _PORTS = {protocol.ENGINE_PORT_NAME: protocol.ENGINE_PORT, protocol.LAUNCHER_PORT_NAME: protocol.LAUNCHER_PORT}
 _EVENT_PORTS = {
@@ -72,7 +73,7 @@ def _revised(entry: Mapping[str, Any], revision: str) -> Mapping[str, Any]:
     return {**entry, "value": config.to_json()}
 
 
-def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerConfig:
+def worker_config(pool: InferencePool, name: str, role: WorkerRole, version: str = "") -> WorkerConfig:
     """Return what the launcher is told; the revision is filled in by :func:`with_revision`."""
     model, engine, drafting = pool.spec.model, pool.spec.engine, pool.spec.speculation
     tokens = role.speculation.tokens if role.speculation else "auto"
@@ -112,6 +113,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole) -> WorkerCon
         redundant_experts=balancing.redundant_experts,
         expert_interval=balancing.interval,
         expert_window=balancing.window,
+        operator_version=version,
     )
 
 
@@ -141,8 +143,8 @@ def model_path(pool: InferencePool) -> str:
     """Return what the engine is told to load: an id of the Hugging Face hub or a path in the container."""
     source = pool.spec.model.source or f"hf://{pool.spec.model.name}"
     scheme, _, rest = source.partition("://")
-    if scheme == "pvc":
-        return f"{MODEL_DIRECTORY}/{rest.partition('/')[2]}".rstrip("/")
+    if scheme in ("pvc", "oci"):
+        return f"{MODEL_DIRECTORY}/{rest.partition(_PATH_MARK[scheme])[2].lstrip('/')}".rstrip("/")
     return rest
 
 
@@ -195,7 +197,7 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
         "name": protocol.ENGINE_CONTAINER,
         "image": role.engine.image or pool.spec.engine.image or default,
         "command": [pool.spec.engine.python, protocol.LAUNCHER_ZIPAPP, "run"],
-        "env": _environment(pool, name, role),
+        "env": _environment(pool, name, role, settings.version),
         "ports": [
             {"name": port, "containerPort": number, "protocol": "TCP"}
             for port, number in (_PORTS | _EVENT_PORTS if pool.spec.engine.kv_events else _PORTS).items()
@@ -209,7 +211,7 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
         "volumeMounts": [
             {"name": _LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the container's own shared memory
-            *([{"name": "model", "mountPath": MODEL_DIRECTORY, "readOnly": True}] if _claim(pool) else []),
+            *([{"name": "model", "mountPath": MODEL_DIRECTORY, "readOnly": True}] if _model_volume(pool) else []),
             *([{"name": _POD_VOLUME, "mountPath": protocol.POD_INFO_DIRECTORY}] if role.nodes > 1 else []),
             *kv_tiers.mounts(role),
         ],
@@ -225,8 +227,9 @@ def _probe(path: str, period: int, failures: int) -> Template:
     }
 
 
-def _environment(pool: InferencePool, name: str, role: WorkerRole) -> list[Template]:
-    env = [{"name": protocol.WORKER_CONFIG_ENV, "value": worker_config(pool, name, role).to_json()}, *downward_env()]
+def _environment(pool: InferencePool, name: str, role: WorkerRole, version: str) -> list[Template]:
+    told = worker_config(pool, name, role, version).to_json()
+    env = [{"name": protocol.WORKER_CONFIG_ENV, "value": told}, *downward_env()]
     if role.nodes > 1:
         rank = {"fieldPath": f"metadata.labels['{protocol.LABEL_POD_INDEX}']"}
         env.append({"name": protocol.NODE_RANK_ENV, "valueFrom": {"fieldRef": rank}})
@@ -254,10 +257,16 @@ def _resources(pool: InferencePool, role: WorkerRole) -> Template:
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
-def _claim(pool: InferencePool) -> str:
-    """Return the name of the volume claim that holds the model, empty when it is elsewhere."""
+def _model_volume(pool: InferencePool) -> Template | None:
+    """Return the volume that holds the model; None when it is elsewhere."""
     scheme, _, rest = (pool.spec.model.source or "").partition("://")
-    return rest.partition("/")[0] if scheme == "pvc" else ""
+    held = rest.partition(_PATH_MARK[scheme])[0] if scheme in _PATH_MARK else ""
+    if scheme == "pvc":
+        return {"name": "model", "persistentVolumeClaim": {"claimName": held, "readOnly": True}}
+    if scheme == "oci":
+        # The kubelet fetches an image once for each node, whoever mounts it.
+        return {"name": "model", "image": {"reference": held, "pullPolicy": "IfNotPresent"}}
+    return None
 
 
 def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
@@ -265,8 +274,8 @@ def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
         {"name": _LAUNCHER_VOLUME, "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": kv_tiers.shm(role)}},
     ]
-    if claim := _claim(pool):
-        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    if model := _model_volume(pool):
+        volumes.append(model)
     if role.nodes > 1:
         leader = {"fieldPath": f"metadata.annotations['{protocol.ANNOTATION_LEADER}']"}
         item = {"path": PurePosixPath(protocol.LEADER_FILE).name, "fieldRef": leader}

@@ -25,3 +25,5 @@ class Settings:
     #: Whether nodes and pods of the whole cluster may be read, without which no node can be chosen.
     sees_nodes: bool = False
     compute_domains: ComputeDomains = "NotServed"
+    #: Version of the operator, which launchers compare with their own.
+    version: str = ""

@@ -48,6 +48,7 @@ FindingName = Literal[
     "DriverTooOld",
     "SharedMemorySmall",
     "ClockSkew",
+    "VersionSkew",
 ]
 
 
@@ -148,6 +149,17 @@ def clock_finding(behind: float | None, leader: str) -> Finding | None:
         "ClockSkew",
         f"this node's clock is {abs(behind):.0f} s {word} that of the leader's node at {leader}",
         "start time synchronisation (chrony, systemd-timesyncd) on both nodes",
+    )
+
+
+def version_finding(own: str, operator: str) -> Finding | None:
+    """Return that launcher and operator are of different versions; None when they are not, or one is not known."""
+    if own == operator or not operator or own == "unknown":
+        return None
+    return Finding(
+        "VersionSkew",
+        f"the launcher is of version {own}, the operator that made this pod of {operator}",
+        "set the operator's worker image to its own version; settings that the older one does not know have no effect",
     )
 
 

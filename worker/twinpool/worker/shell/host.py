@@ -25,7 +25,7 @@ from twinpool.worker.engines.command import Pod, behind_preflight, ranks, redact
 from twinpool.worker.logic import experts, tiers
 from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tick
 from twinpool.worker.logic.failure import failure_reason, termination_message
-from twinpool.worker.logic.machine import findings
+from twinpool.worker.logic.machine import findings, version_finding
 from twinpool.worker.logic.preflight import Result
 from twinpool.worker.logic.report import Snapshot
 from twinpool.worker.logic.speculation import choose
@@ -150,7 +150,11 @@ class Host(ABC):
     @staticmethod
     def _checked(config: WorkerConfig) -> tuple[Finding, ...]:
         """Look at the machine; what does not stop the engine is logged and returned."""
-        found = findings(machine.look(config), config.gpus, ranks(config) // config.nodes)
+        skew = version_finding(version(), config.operator_version)
+        found = (
+            *findings(machine.look(config), config.gpus, ranks(config) // config.nodes),
+            *((skew,) if skew else ()),
+        )
         for each in found:
             if each.fatal:
                 raise InvalidValue(f"{each.name}: {each.text}", each.advice)
