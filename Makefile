@@ -70,7 +70,7 @@ fix: setup ## format, and mend what ruff can mend
 	@$(VENV)/bin/ruff check --fix --quiet .
 
 docs: setup ## make pages of the documentation in dist/docs (a warning or a link to nowhere fails it)
-	@$(RUN) -m sphinx --quiet --fail-on-warning --keep-going -c docs -b html . dist/docs
+	@$(RUN) -m sphinx --quiet --fresh-env --write-all --fail-on-warning --keep-going -c docs -b html . dist/docs
 	@echo "open dist/docs/index.html"
 
 generate: setup ## write the generated files again
