@@ -7,6 +7,7 @@ what they do first, and count until then.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -28,6 +29,11 @@ BATCH = 64
 TTFT, ITL = 1.0, 0.03
 #: A run goes on so long until everything has been answered.
 _TAIL = 600
+
+
+def work_of(request: Arrival) -> float:
+    """Return the seconds of prefill that a request takes by the model."""
+    return PRICES.prefill(request.prompt - request.cached, request.cached)
 
 
 class Rule(Protocol):
@@ -69,6 +75,12 @@ class Pool:
     ended: list[Arrival] = field(default_factory=list)
     met: int = 0
     number: int = 0
+    #: Tokens written so far, over all decode groups.
+    written: float = 0.0
+    #: When prefill groups that were ordered begin to serve.
+    starting: list[float] = field(default_factory=list)
+    #: Until when decode groups that prefill for a while do so; the seconds of one step beside such a chunk.
+    converted: list[float] = field(default_factory=list)
 
     def ready(self) -> int:
         """Return the decode groups that serve."""
@@ -85,7 +97,11 @@ def run(workload: Workload, requests: Sequence[Arrival], rule: Rule, first: tupl
         while coming and coming[0].at <= pool.now:
             pool.came.append(coming.popleft())
         pool.queue.extend(pool.came)
+        if workload.loss is not None and pool.now == workload.loss:
+            _lose(pool)
         _prefill(pool)
+        if getattr(rule, "convertible", False):
+            _convert(pool)
         _decode(pool)
         leaving = sum(free > pool.now for free in pool.prefill) if len(pool.prefill) > pool.wanted[0] else 0
         gpu_seconds += max(pool.wanted[0], min(len(pool.prefill), pool.wanted[0] + leaving)) + len(pool.decode)
@@ -95,16 +111,54 @@ def run(workload: Workload, requests: Sequence[Arrival], rule: Rule, first: tupl
     return Result(pool.met / max(1, len(requests)), gpu_seconds / 3600, changes)
 
 
+def _lose(pool: Pool) -> None:
+    """Have half of the groups of both roles begin anew. What they did goes on elsewhere, which flatters every rule."""
+    again = pool.now + pool.workload.start
+    pool.prefill = [again if place % 2 else free for place, free in enumerate(sorted(pool.prefill))]
+    pool.decode = [again if place % 2 else at for place, at in enumerate(sorted(pool.decode))]
+    pool.starting += [again] * (len(pool.prefill) // 2)
+    heapq.heapify(pool.prefill)
+
+
 def _prefill(pool: Pool) -> None:
     begin = pool.now - 1.0
     while pool.queue and pool.prefill and pool.prefill[0] <= pool.now:
         request = pool.queue.popleft()
         start = max(request.at, pool.prefill[0], begin)
-        seconds = PRICES.prefill(request.prompt, 0) * pool.workload.slow
+        seconds = work_of(request) * pool.workload.slow
         pool.busy += seconds
         heapq.heapreplace(pool.prefill, start + seconds)
         pool.number += 1
         heapq.heappush(pool.handed, (start + seconds + PRICES.pull(request.prompt), pool.number, request))
+
+
+def _convert(pool: Pool) -> None:
+    """Let decode groups take prompts that would wait: in chunks that keep each step within ITL."""
+    ready = pool.ready()
+    pool.converted = [until for until in pool.converted if until > pool.now]
+    while len(pool.queue) > len(pool.prefill) and len(pool.converted) < ready and pool.running:
+        request = pool.queue.popleft()
+        batch, context = len(pool.running) / ready, pool.context / ready
+        chunk = _chunk(batch, context, pool.workload.slow)
+        if not chunk:
+            pool.queue.appendleft(request)
+            return
+        seconds = math.ceil((request.prompt - request.cached) / chunk) * ITL
+        pool.converted.append(pool.now + seconds)
+        pool.number += 1
+        heapq.heappush(pool.handed, (pool.now + seconds, pool.number, request))
+
+
+def _chunk(batch: float, context: float, slow: float) -> int:
+    """Return the most prompt tokens that fit beside a batch in one step within ITL."""
+    low, high = 0, 2048
+    while low < high:
+        middle = (low + high + 1) // 2
+        if PRICES.mixed(middle, 0, batch, context) * slow <= ITL:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _decode(pool: Pool) -> None:
@@ -121,7 +175,10 @@ def _decode(pool: Pool) -> None:
     if not pool.running or not ready:
         return
     step = PRICES.step(len(pool.running) / ready, pool.context / ready) * pool.workload.slow
+    # Beside a chunk a step takes as long as it may; all batches are taken together.
+    step += max(0.0, ITL - step) * len(pool.converted) / ready
     pool.steps += 1.0 / step
+    pool.written += len(pool.running) / step
     while pool.running and pool.running[0][0] <= pool.steps:
         end, _, began, request = heapq.heappop(pool.running)
         finish = pool.now - (pool.steps - end) * step
@@ -133,8 +190,10 @@ def _decode(pool: Pool) -> None:
 
 def _resize(pool: Pool, target: tuple[int, int]) -> None:
     pool.wanted = target
+    pool.starting = [at for at in pool.starting if at > pool.now]
     while len(pool.prefill) < target[0]:
         heapq.heappush(pool.prefill, pool.now + pool.workload.start)
+        pool.starting.append(pool.now + pool.workload.start)
     while len(pool.prefill) > target[0]:
         pool.prefill.remove(max(pool.prefill) if max(pool.prefill) > pool.now + 5 else min(pool.prefill))
         heapq.heapify(pool.prefill)

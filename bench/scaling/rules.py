@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from bench.scaling.pool import BATCH, ITL, PRICES, TTFT
+from bench.scaling.pool import BATCH, ITL, TTFT, work_of
 from twinpool.core.spec import InferencePool
 from twinpool.operator.logic.scaling_report import Totals, Work
 from twinpool.operator.logic.scaling_step import Seen, State, advance
@@ -23,7 +23,7 @@ MOST = 16
 _EVERY, _HOLD = 15, 300
 
 
-def _bounded(pair: tuple[float, float], workload: Workload) -> tuple[int, int]:
+def bounded(pair: tuple[float, float], workload: Workload) -> tuple[int, int]:
     """Return whole numbers within 1 and the most; where the budget is less, both in proportion."""
     prefill, decode = (max(1, min(MOST, math.ceil(count - 1e-9))) for count in pair)
     budget = workload.budget
@@ -63,19 +63,20 @@ class Utilisation:
         prefill, decode = self._wish(pool.wanted[0], min(1.0, use)), self._wish(pool.wanted[1], min(1.0, load))
         if self._ratio is not None:
             prefill = math.ceil(decode * self._ratio)
-        return _held(self._wishes, pool, _bounded((prefill, decode), pool.workload))
+        return held(self._wishes, pool, bounded((prefill, decode), pool.workload))
 
     def _wish(self, now: int, use: float) -> float:
         return now if abs(use / self._target - 1) <= 0.1 else math.ceil(now * use / self._target)
 
 
-def _held(wishes: deque[tuple[float, tuple[int, int]]], pool: Pool, wish: tuple[int, int]) -> tuple[int, int]:
+def held(wishes: deque[tuple[float, tuple[int, int]]], pool: Pool, wish: tuple[int, int]) -> tuple[int, int]:
+    """Return the numbers with the highest wish of the last 300 s where the newest is less."""
     wishes.append((pool.now, wish))
     while wishes[0][0] < pool.now - _HOLD:
         wishes.popleft()
     most = [max(old[role] for _, old in wishes) for role in (0, 1)]
     held = [max(new, min(now, high)) for new, now, high in zip(wish, pool.wanted, most, strict=True)]
-    return _bounded((held[0], held[1]), pool.workload)
+    return bounded((held[0], held[1]), pool.workload)
 
 
 class Concurrency:
@@ -92,7 +93,7 @@ class Concurrency:
         if pool.now % 2:
             return pool.wanted
         wish = [self._wish(role, pool.wanted[role], each) for role, each in ((0, 1.0), (1, float(BATCH)))]
-        return _held(self._wishes, pool, _bounded((wish[0], wish[1]), pool.workload))
+        return held(self._wishes, pool, bounded((wish[0], wish[1]), pool.workload))
 
     def _wish(self, role: int, now: int, each: float) -> float:
         values = [entry[role] for entry in self._seen]
@@ -101,9 +102,14 @@ class Concurrency:
 
 
 class Ours:
-    """The decision of the operator, from reports as routers would give them."""
+    """The decision of the operator, from reports as routers would give them.
 
-    def __init__(self, workload: Workload) -> None:
+    ``convertible``: decode groups prefill what would wait, as routers have them do unless ``handoff.conditional`` says
+    otherwise.
+    """
+
+    def __init__(self, workload: Workload, *, convertible: bool = True) -> None:
+        self.convertible = convertible
         role = {"min": 1, "max": MOST}
         scaling = {"prefill": role, "decode": role, "stabilization": {"scaleIn": f"{_HOLD}s"}}
         if workload.budget is not None:
@@ -123,24 +129,27 @@ class Ours:
         self._count(pool)
         if pool.now % 2:
             return pool.wanted
-        backlog = sum(PRICES.prefill(request.prompt, 0) for request in pool.queue)
+        backlog = sum(work_of(request) for request in pool.queue)
         work = Work(self._totals, 0, backlog, len(pool.running) + len(pool.entering))
         self._looks = remembered(self._looks, Look(pool.now, {"r": work}), 60.0)
         scaling = self._pool.spec.scaling
         assert scaling is not None
-        seen = Seen(pool.wanted, pool.wanted, window(self._looks, ["r"], pool.now, 60.0), pool.workload.start)
+        serving = len(pool.prefill) - sum(at > pool.now for at in pool.starting), pool.ready()
+        work_seen = window(self._looks, ["r"], pool.now, 60.0)
+        seen = Seen(pool.wanted, pool.wanted, work_seen, pool.workload.start, serving)
         self._state, outcome = advance(self._state, self._pool, scaling, seen, pool.now)
         assert limits(self._pool, scaling).prefill[0] <= outcome.pair[0]
         return outcome.pair
 
     def _count(self, pool: Pool) -> None:
-        works = [PRICES.prefill(request.prompt, 0) for request in pool.came]
+        works = [work_of(request) for request in pool.came]
         done, self._ended = pool.ended[self._ended :], len(pool.ended)
         slow = math.log(pool.workload.slow)
         self._totals = self._totals.plus(Totals(
             requests=len(works), prompt_tokens=sum(r.prompt for r in pool.came),
             output_tokens=sum(r.output for r in pool.came), prefill=sum(works),
             prefill_squared=sum(work * work for work in works), streams=len(done),
+            answered_tokens=sum(r.prompt for r in done), cached_tokens=sum(r.cached for r in done),
             streamed_tokens=sum(r.output for r in done), prefills=len(done), prefill_log=len(done) * slow,
             steps=len(done), step_log=len(done) * slow,
         ))  # fmt: skip

@@ -16,22 +16,27 @@ LENGTH = 2400.0
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Requests per second, and the means of prompts and answers (exponential)."""
+    """Requests per second, the means of prompts and answers (exponential), and the share of prompts that is cached."""
 
     rate: float
     prompt: float = 3000.0
     output: float = 200.0
+    hit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``slow``: how much longer engines take than the model says; ``start``: how long a group takes to serve."""
+    """``slow``: how much longer engines take than the model says; ``start``: how long a group takes to serve.
+
+    ``loss``: when half of the groups of both roles are lost; they are made anew.
+    """
 
     name: str
     at: Callable[[float], Moment]
     slow: float = 1.0
     start: float = 60.0
     budget: int | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Arrival:
     at: float
     prompt: int
     output: int
+    #: Prompt tokens that need no computing.
+    cached: int = 0
 
 
 def arrivals(workload: Workload, seed: int) -> list[Arrival]:
@@ -51,7 +58,8 @@ def arrivals(workload: Workload, seed: int) -> list[Arrival]:
         moment = workload.at(now)
         if dice.random() * most < moment.rate:
             prompt, output = dice.expovariate(1 / moment.prompt), dice.expovariate(1 / moment.output)
-            found.append(Arrival(now, max(50, min(20_000, int(prompt))), max(2, min(2000, int(output)))))
+            size = max(50, min(20_000, int(prompt)))
+            found.append(Arrival(now, size, max(2, min(2000, int(output))), int(size * moment.hit)))
     return found
 
 
@@ -71,13 +79,48 @@ def _ramp(now: float) -> Moment:
     return Moment(2.0 * 10 ** min(1.0, max(0.0, (now - 600) / 600)))
 
 
+def _hits(now: float) -> Moment:
+    return Moment(14.0, 5000.0, 120.0, hit=0.75 if 600 <= now < 1500 else 0.1)
+
+
 #: None of them was used while the planner was designed; they are run from seeds that were not either.
 WORKLOADS = (
     Workload("diurnal", _diurnal),
     Workload("length shift", _shift),
+    Workload("hit rate shift", _hits),
     Workload("bursts x3 for 240 s", _bursts),
     Workload("ramp x10", _ramp),
     Workload("ramp x10, starts take 180 s", _ramp, start=180.0),
+    Workload("ramp x10, starts take 420 s", _ramp, start=420.0),
     Workload("diurnal, engines 40 % slower", _diurnal, slow=1.4),
+    Workload("diurnal, half of the groups lost", _diurnal, loss=1300.0),
     Workload("diurnal, tight budget", _diurnal, budget=10),
+)
+
+
+def _climb(now: float) -> Moment:
+    return Moment(3.0 + 12.0 * min(1.0, max(0.0, (now - 300) / 900)))
+
+
+def _stairs(now: float) -> Moment:
+    return Moment((4.0, 9.0, 14.0, 7.0)[min(3, int(now / 600))], 2200.0, 260.0)
+
+
+def _wave(now: float) -> Moment:
+    return Moment(9.0 - 4.0 * math.cos(2 * math.pi * now / 1200), 3500.0, 150.0)
+
+
+def _drift(now: float) -> Moment:
+    share = min(1.0, max(0.0, (now - 800) / 600))
+    return Moment(10.0, 1800.0 + 3000.0 * share, 380.0 - 250.0 * share)
+
+
+#: What constants are chosen on (seeds below 1000).
+DESIGN = (
+    Workload("climb x5 over 900 s, starts take 120 s", _climb, start=120.0),
+    Workload("climb x5 over 900 s, starts take 300 s", _climb, start=300.0),
+    Workload("stairs", _stairs, start=90.0),
+    Workload("wave of 1200 s", _wave),
+    Workload("wave of 1200 s, engines 25 % slower, starts take 150 s", _wave, slow=1.25, start=150.0),
+    Workload("lengths drift", _drift, start=90.0),
 )
