@@ -1,7 +1,8 @@
 """An engine that does nothing: parameters for a prefill leg, a fixed stream for everything else.
 
-``python -m bench.router.backend PORT CHUNKS [PAUSE]``: with a pause, in seconds, events come one by one. It answers
-``/health`` and ``/v1/models`` for routers that ask.
+``python -m bench.router.backend PORT CHUNKS PAUSE KV_EVENTS ADDRESSES``: with a pause, in seconds, events come one by
+one; with a port for KV events, it publishes those of the prompts that come; it listens at so many loopback addresses.
+It answers ``/health`` and ``/v1/models`` for routers that ask.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import cast
 
 import httptools
 import uvloop
+
+from bench.router.events import Publisher
 
 _PARAMS = {
     "do_remote_prefill": True,
@@ -44,7 +47,8 @@ _OTHER = _json_answer({"object": "list", "data": [{"id": "m", "object": "model"}
 class Backend(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, stream: list[bytes], pause: float) -> None:
+    def __init__(self, stream: list[bytes], pause: float, publisher: Publisher | None) -> None:
+        self._publisher = publisher
         self._parser = httptools.HttpRequestParser(self)
         self._stream = stream
         self._pause = pause
@@ -69,6 +73,8 @@ class Backend(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Answer."""
+        if self._body and self._publisher is not None:
+            self._publisher.prompt(self._body)
         if not self._body:
             self._answer(_OTHER)
         elif b'"do_remote_decode":true' in self._body.replace(b" ", b""):
@@ -93,11 +99,17 @@ class Backend(asyncio.Protocol):
             asyncio.get_running_loop().call_later(self._pause, self._next, number + 1)
 
 
-async def _serve(port: int, chunks: int, pause: float) -> None:
-    stream = _stream(chunks)
-    server = await asyncio.get_running_loop().create_server(lambda: Backend(stream, pause), "127.0.0.1", port)
+def addresses(count: int) -> list[str]:
+    """Return so many loopback addresses, from 127.0.0.1 on: those of one engine as if it were as many."""
+    return [f"127.0.{number // 250}.{number % 250 + 1}" for number in range(count)]
+
+
+async def _serve(port: int, chunks: int, pause: float, events: int, count: int) -> None:
+    stream, publisher = _stream(chunks), Publisher(events) if events else None
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Backend(stream, pause, publisher), addresses(count), port)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0))
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])))

@@ -13,7 +13,7 @@ from bench.harness.cpu import cpu_seconds
 from bench.harness.load import stream
 from bench.router import routers
 from bench.router.peers import SMG, VLLM
-from bench.router.routers import HOST, Engines, Running
+from bench.router.routers import HEADERS, HOST, Engines, Running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,25 +67,25 @@ def prompts(characters: int) -> tuple[bytes, ...]:
 def cells(quick: bool) -> Iterator[list[Cell]]:
     """Start the engines, our router once for each row and the peers beside it."""
     with ExitStack() as stack:
-        fast = [routers.engine(stack, _CHUNKS) for _ in range(4)]
-        paced: Engines = [("decode", routers.engine(stack, _PACED_CHUNKS, _PAUSE)) for _ in range(2)]
-        yield [_cell(row, quick) for row in _rows(stack, fast, paced)]
+        whole = [routers.engine(stack, "decode", _CHUNKS) for _ in range(2)]
+        split = [routers.engine(stack, "prefill", _CHUNKS) for _ in range(2)] + whole
+        paced = [routers.engine(stack, "decode", _PACED_CHUNKS, _PAUSE) for _ in range(2)]
+        yield [_cell(row, quick) for row in _rows(stack, whole, split, paced)]
 
 
-def _rows(stack: ExitStack, fast: list[int], paced: Engines) -> Iterator[_Row]:
-    whole: Engines = [("decode", port) for port in fast[2:]]
-    split: Engines = [("prefill", port) for port in fast[:2]] + whole
+def _rows(stack: ExitStack, whole: Engines, split: Engines, paced: Engines) -> Iterator[_Row]:
+    spans = routers.collector(stack)
     request = "CPU s / 1k requests"
     short, long = prompts(200), prompts(32_000)
     yield _Row(
-        f"whole requests, round robin, {_CHUNKS} events", request, routers.ours(stack, whole, "round-robin"),
+        f"whole requests, round robin, {_CHUNKS} events", request, routers.ours(stack, whole, "round-robin", spans),
         routers.vllm_router(stack, whole), 0.75, f"{VLLM}, round robin", short, 12_000, 4000, 32, 1000,
     )  # fmt: skip
     yield _Row(
-        f"prefill and decode, {_CHUNKS} events", request, routers.ours(stack, split, "round-robin"),
+        f"prefill and decode, {_CHUNKS} events", request, routers.ours(stack, split, "round-robin", spans),
         routers.vllm_router(stack, split), 0.5, f"{VLLM}, round robin", short, 12_000, 4000, 32, 1000,
     )  # fmt: skip
-    prefix, smg = routers.ours(stack, whole, "price"), routers.smg(stack, whole)
+    prefix, smg = routers.ours(stack, whole, "price", spans), routers.smg(stack, whole)
     yield _Row(
         "prefix-aware, 200 characters", request, prefix, smg, 0.3, f"{SMG}, cache_aware", short,
         12_000, 3000, 32, 1000,
@@ -96,8 +96,8 @@ def _rows(stack: ExitStack, fast: list[int], paced: Engines) -> Iterator[_Row]:
     )  # fmt: skip
     yield _Row(
         f"events {_PAUSE * 1000:g} ms apart, 200 streams", "CPU s / 1k events",
-        routers.ours(stack, paced, "round-robin"), routers.vllm_router(stack, paced), 0.8, f"{VLLM}, round robin",
-        short, 2000, 400, 200, 1000 / _PACED_CHUNKS,
+        routers.ours(stack, paced, "round-robin", spans), routers.vllm_router(stack, paced), 0.8,
+        f"{VLLM}, round robin", short, 2000, 400, 200, 1000 / _PACED_CHUNKS,
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _sampler(row: _Row, running: Running, quick: bool) -> Callable[[], float]:
     def sample() -> float:
         requests = row.quick if quick else row.full
         before = cpu_seconds(pid)
-        stream(HOST, port, "/v1/completions", row.bodies, row.streams, requests)
+        stream(HOST, port, "/v1/completions", row.bodies, row.streams, requests, HEADERS)
         return (cpu_seconds(pid) - before) / requests * row.per
 
     return sample

@@ -1,4 +1,8 @@
-"""Starts our router and other routers in front of the same engines."""
+"""Starts our router and other routers in front of the same engines.
+
+Ours does all that a pool in production asks of it: it wants an API key, follows the engines' KV events, and logs and
+traces one request in a hundred. The others do nothing of that.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,89 @@ import time
 import urllib.request
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench.harness.load import LoadFailed
 from bench.harness.server import free_port, started
+from bench.router.backend import addresses
 from bench.router.peers import SMG, VLLM, installed
+from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
+    from twinpool.core.protocol import Policy
+
 HOST = "127.0.0.1"
-#: Role and port of each engine.
-Engines = list[tuple[str, int]]
+#: What clients send, whoever routes.
+KEY = "bench-key-0123456789abcdef"
+HEADERS = f"authorization: Bearer {KEY}\r\n"
 #: Process id and port.
 Running = tuple[int, int]
+
+
+class Engine(NamedTuple):
+    """One engine: its ports for HTTP and, unless 0, for KV events."""
+
+    role: str
+    port: int
+    events: int = 0
+    host: str = HOST
+
+
+Engines = list[Engine]
 
 _ASK = json.dumps({"model": "m", "prompt": "ready?", "max_tokens": 4, "stream": True}).encode()
 
 
-def engine(stack: ExitStack, chunks: int, pause: float = 0.0) -> int:
-    """Start an engine that writes ``chunks`` events, ``pause`` seconds apart; return its port."""
-    port = free_port()
-    argv = [sys.executable, "-m", "bench.router.backend", str(port), str(chunks), str(pause)]
-    stack.enter_context(started(argv, host=HOST, port=port))
-    return port
+def engine(stack: ExitStack, role: str, chunks: int, pause: float = 0.0) -> Engine:
+    """Start an engine that writes ``chunks`` events, ``pause`` seconds apart, and publishes KV events."""
+    return _engine(stack, Engine(role, free_port(), free_port()), chunks, pause)
 
 
-def ours(stack: ExitStack, engines: Engines, policy: str) -> Running:
-    """Start our router."""
+def engines(stack: ExitStack, role: str, chunks: int, count: int) -> Engines:
+    """Start what looks like ``count`` engines and is one process; it publishes no KV events."""
+    one = _engine(stack, Engine(role, free_port()), chunks, 0.0, count)
+    return [one._replace(host=address) for address in addresses(count)]
+
+
+def collector(stack: ExitStack) -> int:
+    """Start something that takes spans, as it takes everything; return its port."""
+    return _engine(stack, Engine("collector", free_port()), 1, 0.0).port
+
+
+def _engine(stack: ExitStack, made: Engine, chunks: int, pause: float, count: int = 1) -> Engine:
+    argv = [sys.executable, "-m", "bench.router.backend", str(made.port), str(chunks), str(pause), str(made.events)]
+    argv.append(str(count))
+    stack.enter_context(started(argv, host=HOST, port=made.port))
+    return made
+
+
+def ours(stack: ExitStack, engines: Engines, policy: Policy, spans: int) -> Running:
+    """Start our router; ``spans`` is the port of what takes them."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
+    keys = folder / "keys"
+    keys.mkdir()
+    (keys / "bench").write_text(KEY)
     listed = folder / "workers.json"
-    listed.write_text(json.dumps([{"role": role, "host": HOST, "port": port} for role, port in engines]))
+    workers = [{"role": one.role, "host": one.host, "port": one.port, "kvEvents": one.events} for one in engines]
+    listed.write_text(json.dumps(workers))
+    config = RouterConfig(
+        pool="bench",
+        namespace="default",
+        models=("m",),
+        disaggregated=any(one.role == "prefill" for one in engines),
+        policy=policy,
+        auth=True,
+        access_log=0.01,
+        tracing_url=f"http://{HOST}:{spans}/v1/traces",
+        tracing_sampling=0.01,
+    )
     port, admin = free_port(), free_port()
-    argv = [sys.executable, "-m", "twinpool.router", "--endpoints", str(listed), "--model", "m"]
-    argv += ["--policy", policy, "--port", str(port), "--admin-port", str(admin), "--lame-duck", "0"]
-    pid = stack.enter_context(started(argv, host=HOST, port=port))
+    argv = [sys.executable, "-m", "twinpool.router", "--endpoints", str(listed), "--api-keys", str(keys)]
+    argv += ["--port", str(port), "--admin-port", str(admin), "--lame-duck", "0"]
+    env = {ROUTER_CONFIG_ENV: config.to_json()}
+    pid = stack.enter_context(started(argv, host=HOST, port=port, env=env))
     _until_answering(port)
     return pid, port
 
@@ -73,7 +125,8 @@ def smg(stack: ExitStack, engines: Engines) -> Running | None:
 
 
 def _urls(engines: Engines, split: str) -> list[str]:
-    urls = {role: [f"http://{HOST}:{p}" for r, p in engines if r == role] for role in ("prefill", "decode")}
+    roles = ("prefill", "decode")
+    urls = {role: [f"http://{one.host}:{one.port}" for one in engines if one.role == role] for role in roles}
     if not urls["prefill"]:
         return ["--worker-urls", *urls["decode"]]
     return [split, *(word for role, values in urls.items() for url in values for word in (f"--{role}", url))]
@@ -91,9 +144,8 @@ def _until_answering(port: int) -> None:
     """Wait until a request gets through: a router listens before it knows its workers."""
     deadline = time.monotonic() + 30
     while True:
-        request = urllib.request.Request(
-            f"http://{HOST}:{port}/v1/completions", _ASK, {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+        request = urllib.request.Request(f"http://{HOST}:{port}/v1/completions", _ASK, headers)
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - a fixed loopback address
                 answer.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from twinpool.core.economics import ASSUMED
 from twinpool.router.logic.arrivals import COLD_LEGS, Arrivals, total
@@ -54,7 +55,7 @@ def test_times_of_cold_and_of_busy_workers_teach_nothing() -> None:
         ours.prefilled(P, WORK, 4000, 99.0, None)
         ours.wrote(D, 10, 99.0)
     assert (ours.arrivals.prefills, ours.arrivals.steps) == (0, 0)
-    ours.prefilled(P, WORK._replace(before=5.0), 4000, 99.0, None)
+    ours.prefilled(P, replace(WORK, before=5.0), 4000, 99.0, None)
     assert ours.arrivals.prefills == 0
     ours.prefilled(P, WORK, 4000, 2 * WORK.seconds, None)
     ours.wrote(D, 10, 3 * ASSUMED.step(1, 0))

@@ -7,10 +7,12 @@ import random
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from twinpool.core.protocol import Policy, RouterConfig
 from twinpool.router.logic.chooser import Asked, Chooser, Work
 from twinpool.router.logic.endpoints import Endpoint
+from twinpool.router.logic.index_exact import Held
 from twinpool.router.logic.ledger import Ledger, Load
 from twinpool.router.logic.policy import Ask
 from twinpool.router.logic.request import Route, cached_tokens, read
@@ -215,3 +217,28 @@ def test_a_worker_that_takes_longer_than_others_gets_less() -> None:
     ours.keep({"p1"})
     assert ours.foresight.pace("p0") == 1
     assert set(ours.foresight.state()) == {"prefill", "handoff", "p1"}
+
+
+def test_of_many_workers_those_that_hold_the_most_are_priced_and_some_others() -> None:
+    many = [Endpoint(f"p{number}", "prefill", "h", 1) for number in range(200)]
+    for policy in ("price", "prefix", "least-load"):
+        ours, ledger = chooser(policy=policy)
+        first, second = ours.asked(request()), ours.asked(request("another " * 1000))
+        ours.sent(first, many[150])
+        ours.sent(second, many[60])
+        ledger.admit("p7", 10**6, 100.0)
+        chosen = {ours.prefill(first, many).id for _ in range(100)}
+        if policy == "least-load":
+            assert len(chosen) > 20, "one of those drawn that have nothing to do"
+            assert "p7" not in chosen
+        else:
+            assert chosen == {"p150"}
+        assert ours.prefill(second, many[:100]).id == "p60" or policy == "least-load"
+
+
+def test_of_many_workers_those_that_are_known_to_hold_something_are_priced() -> None:
+    many = [Endpoint(f"p{number}", "prefill", "h", 1) for number in range(200)]
+    ours, _ = chooser(policy="price")
+    ours.exact.rely(16, {worker.id for worker in many})
+    asked = replace(ours.asked(request()), keys=(), held={"p90": Held(100, 100, 0), "gone": Held(1, 1, 0)})
+    assert {ours.prefill(asked, many).id for _ in range(30)} == {"p90"}

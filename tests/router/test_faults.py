@@ -75,8 +75,15 @@ async def test_a_request_that_prefill_refuses_gets_decodes_own_words(make_router
 async def test_a_slow_prefill_worker_is_given_up(make_router, kit):
     router = await pool_of(make_router, limits=Limits(prefill_timeout=0.1))
     router.engines[0].script = kit.hang
-    answer = await router.ask(kit.post(kit.STREAM))
-    assert answer.status == 200
+    asked = asyncio.ensure_future(router.ask(kit.post(kit.STREAM)))
+
+    def swept() -> bool:
+        for client in list(router.clients):
+            client.sweep(router.loop.time())
+        return asked.done()
+
+    await kit.until(swept)
+    assert (await asked).status == 200
     assert router.value("handoffs_total", "local", "timeout") == 1
     await kit.until(lambda: router.engines[0].requests[0].aborted.is_set())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,60 @@ def test_the_table_says_what_a_dict_of_sets_says(steps: list[tuple[str, int, int
     for key in range(1, 31):
         table.remove(key, 15)
     assert len(table.sets) == table.entries == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove", "forget"]), st.lists(st.integers(0, 30)), bits)))
+def test_many_blocks_at_a_time_are_as_many_single_ones(steps: list[tuple[str, list[int], int]]) -> None:
+    lost: tuple[list[int], list[int]] = ([], [])
+    many, single = BlockTable(16, lost[0].append), BlockTable(16, lost[1].append)
+    for step, some, mask in steps:
+        if step == "add":
+            assert many.add_all(some, mask) == sum(bool(single.add(key, mask)) for key in some)
+        elif step == "remove":
+            assert many.remove_all(some, mask) == sum(bool(single.remove(key, mask)) for key in some)
+        else:
+            many.forget(mask)
+            single.forget(mask)
+        many.tick()
+        single.tick()
+    assert [many.holders(key) for key in range(31)] == [single.holders(key) for key in range(31)]
+    assert (many.entries, lost[0]) == (single.entries, lost[1])
+
+
+def test_a_look_up_serves_the_choice_and_what_follows_until_something_changes() -> None:
+    index = ApproximateIndex(1024)
+    prompt, longer = (1, 2, 3), (1, 2, 3, 4)
+    index.learn(prompt, "a")
+    assert index.depths(longer, ["a"]) == {"a": 3}
+    index.learn(longer, "a")
+    assert index.depths(longer, ["a", "b"]) == {"a": 4}
+    index.learn(longer, "b")
+    assert index.depths(longer, ["a", "b"]) == {"a": 4, "b": 4}
+    index.forget("a")
+    assert index.depths(longer, ["a", "b"]) == {"b": 4}
+    index.keep({"a"})
+    assert index.depths(longer, ["a", "b"]) == {}
+
+
+def test_holders_come_with_those_that_hold_the_most_first_and_equals_in_turn() -> None:
+    index = ApproximateIndex(1024)
+    assert list(index.holders((1, 2), 0)) == []
+    for worker, keys in (("a", [1]), ("b", [1, 2]), ("c", [1, 2]), ("d", [1, 2, 3]), ("e", [9])):
+        index.learn(keys, worker)
+    orders = {tuple(index.holders((1, 2, 3), turn)) for turn in range(8)}
+    assert orders == {("d", "b", "c", "a"), ("d", "c", "b", "a")}
+    index.keep({"a", "b"})
+    index.learn((1, 2), "f")
+    assert set(index.holders((1, 2), 0)) == {"a", "b", "f"}, "the place of one that is gone is another's"
+
+
+def test_blocks_of_long_prompts_are_an_eighth_of_what_stands_before_them() -> None:
+    ends = [index_text.bytes_of(blocks) for blocks in range(60)]
+    assert ends[:17] == [512 * blocks for blocks in range(17)]
+    assert ends[24] == 2 * ends[16]
+    for before, after in pairwise(ends[16:]):
+        assert before / 16 <= after - before <= before / 8
+    assert len(index_text.chain(b"x" * 2**22)) < 80, "what is beyond a mebibyte is not looked at"
 
 
 def test_an_entry_takes_sixteen_bytes_and_the_oldest_goes_first() -> None:

@@ -265,11 +265,12 @@ def test_shares_grow_after_a_failure_and_for_newcomers() -> None:
 def test_health() -> None:
     health = judge(Health(), Probe.OK)
     assert health.admitted
-    assert health.interval == 2.0
+    assert health.interval() == health.interval(100) == 2.0
+    assert 512 / health.interval(512) == 50.0, "many endpoints are not probed more often together"
     assert judge(health, Probe.LATE) == health
     doubtful = judge(health, Probe.FAILED)
     assert doubtful.admitted
-    assert doubtful.interval == 0.25
+    assert doubtful.interval(512) == 0.25
     out = judge(doubtful, Probe.FAILED)
     assert not out.admitted
     assert not judge(out, Probe.FAILED).admitted

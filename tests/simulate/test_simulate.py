@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from twinpool.core.economics import ASSUMED, Prices
 from twinpool.core.errors import InvalidValue
@@ -186,7 +187,7 @@ def seen(*candidates: Candidate, uncached: Sequence[float] = (0.0, 0.0)) -> Seen
 
 def test_published_rules_give_a_prefix_up_when_it_costs_too_much() -> None:
     holder = Candidate(requests=100, cached=900)
-    assert RULES["sglang"](seen(holder._replace(requests=60), Candidate())) == 0
+    assert RULES["sglang"](seen(structs.replace(holder, requests=60), Candidate())) == 0
     assert RULES["sglang"](seen(holder, Candidate())) == 1
     assert RULES["llm-d affinity"](seen(holder, Candidate(), uncached=(17.0, 0.0))) == 0
     assert RULES["llm-d affinity"](seen(holder, Candidate(), uncached=(19.0, 0.0))) == 1

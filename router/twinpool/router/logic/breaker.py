@@ -46,6 +46,11 @@ class Breaker:
         self._growing: dict[str, tuple[float, float]] = {}
         self._admitted: frozenset[str] = frozenset()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether there is no opinion of anyone, as nearly always: nothing else need be asked or told then."""
+        return not self._suspects and not self._growing
+
     def failed(self, endpoint: str, now: float) -> None:
         """Avoid ``endpoint``, twice as long as the last time in a row."""
         suspect = self._suspects.setdefault(endpoint, _Suspect(now, FIRST_SECONDS / 2))

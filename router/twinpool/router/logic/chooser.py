@@ -6,19 +6,23 @@ all processes that route to it, as far as the ledger knows it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import itertools
+from heapq import nlargest
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from twinpool.core.economics import ASSUMED
 from twinpool.router.logic import policy, price
 from twinpool.router.logic.foresight import Foresight
 from twinpool.router.logic.index_approximate import ApproximateIndex
-from twinpool.router.logic.index_text import BLOCK_BYTES, chain, text_of
+from twinpool.router.logic.index_text import BLOCK_BYTES, bytes_of, chain, text_of
 from twinpool.router.logic.index_view import Cached, ExactView
 from twinpool.router.logic.policy import Ask, Candidate
 from twinpool.router.logic.request import BYTES_PER_TOKEN, prompt_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
     from random import Random
 
     from twinpool.core.protocol import Policy, RouterConfig
@@ -35,7 +39,7 @@ _NOTHING = Cached()
 _SHORTEST = 1 / 16
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True):
     """A request as choices see it: its size, and the keys of its text blocks (none where nothing asks for them).
 
     A prompt of token ids has ``names``, those of its KV blocks, while KV events are relied on, and ``held``, what was
@@ -48,7 +52,7 @@ class Asked(NamedTuple):
     held: Mapping[str, Held] | None = None
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True):
     """What a prefill was expected to be when it was sent: by the model alone, in seconds, and tokens thought cached.
 
     ``before`` is what the worker had to do first; ``sure`` are the tokens that it has by KV events, where they say so.
@@ -60,7 +64,7 @@ class Work(NamedTuple):
     sure: int | None = None
 
 
-class First(NamedTuple):
+class First(msgspec.Struct, frozen=True):
     """When a first token is expected: seconds after its leg is sent.
 
     ``step`` is the first step's part of it; ``pull``, or else ``prefill`` with the queue before it, are what the bare
@@ -90,13 +94,16 @@ class Chooser:
         self.index = ApproximateIndex(INDEX_BLOCKS if self._aware else 0)
         self.exact = ExactView()
         self.foresight = Foresight()
+        #: Places by id in the workers that were chosen from last, where they are many.
+        self._places: tuple[Sequence[Endpoint], dict[str, int]] = ((), {})
 
     def asked(self, request: Request) -> Asked:
         """Return what choices need of a request; its text is only read where a choice depends on it."""
         ask = Ask(request.prompt_tokens, request.output_tokens)
         if not self._aware:
             return Asked(ask)
-        keys = chain(text_of(request.fields))
+        # A body without room for a block has no text of one.
+        keys = chain(text_of(request.fields)) if len(request.body) > BLOCK_BYTES else ()
         ids = prompt_ids(request.fields) if self.exact.size else None
         if ids is None:
             return Asked(ask, keys)
@@ -208,6 +215,8 @@ class Chooser:
             case "random":
                 place = self._rng.randrange(len(workers))
             case "least-load":
+                if len(workers) > policy.MANY:
+                    workers = self._rng.choices(workers, k=policy.MANY)
                 place = policy.least_load([self._ledger.seen(worker.id).tokens for worker in workers], self._rng)
             case _:
                 workers, candidates = self._candidates(asked, workers)
@@ -218,8 +227,11 @@ class Chooser:
         self, asked: Asked, workers: Sequence[Endpoint]
     ) -> tuple[Sequence[Endpoint], tuple[Candidate, ...]]:
         """Return the workers worth pricing, and what is known of each."""
-        held = self._cached(asked, workers)
-        chosen = policy.shortlist(workers, lambda worker: held.get(worker.id, _NOTHING).anywhere, self._rng)
+        chosen = workers
+        if len(workers) > policy.MANY:
+            places = policy.shortlist(len(workers), self._holders(asked, workers), self._rng)
+            chosen = [workers[place] for place in places]
+        held = self._cached(asked, chosen)
         factor, pace_of = self.foresight.prefill.factor, self.foresight.pace
         candidates = []
         for worker in chosen:
@@ -237,6 +249,17 @@ class Chooser:
             )
         return chosen, tuple(candidates)
 
+    def _holders(self, asked: Asked, workers: Sequence[Endpoint]) -> Iterator[int]:
+        """Yield the places of workers that hold something of a prompt: those known to, then those likely to."""
+        if self._places[0] is not workers:  # the same sequence until workers come or go, or one is avoided
+            self._places = workers, {worker.id: place for place, worker in enumerate(workers)}
+        known = nlargest(policy.MANY, asked.held.items(), key=_held) if asked.held else []
+        likely = self.index.holders(asked.keys, self._rng.randrange(2**16)) if asked.keys else ()
+        for name in itertools.chain((name for name, _ in known), likely):
+            place = self._places[1].get(name)
+            if place is not None:
+                yield place
+
     def _cached(self, asked: Asked, workers: Sequence[Endpoint]) -> dict[str, Cached]:
         """Return what workers hold of a prompt, by events or by the estimate; engines always compute the last token."""
         found: dict[str, Cached] = {}
@@ -245,11 +268,15 @@ class Chooser:
             found = {name: cached for name, cached in known if cached is not None and self.exact.trusted(name)}
         rest = [worker.id for worker in workers if worker.id not in found]
         if asked.keys and rest:
-            most, estimated = asked.ask.prompt - 1, self.index.leading(asked.keys, rest)
-            for worker, blocks in estimated.items():
-                tokens = min(most, int(blocks * BLOCK_BYTES / BYTES_PER_TOKEN))
+            most, index = asked.ask.prompt - 1, self.index
+            for worker, depth in index.depths(asked.keys, rest).items():
+                tokens = min(most, int(bytes_of(depth) * index.share(worker)) // BYTES_PER_TOKEN)
                 found[worker] = Cached(tokens, tokens)
         return found
 
     def _known(self, asked: Asked, worker: Endpoint) -> Cached | None:
         return None if asked.held is None else self.exact.cached(worker.id, asked.held, asked.ask.prompt)
+
+
+def _held(found: tuple[str, Held]) -> int:
+    return max(found[1].anywhere, found[1].expected)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from twinpool.router.logic.request import Fields, Request, Route, join, prompt_ids
 
@@ -94,7 +95,7 @@ def _usage_wanted(fields: Fields) -> bool | None:
 def with_token_ids(request: Request) -> Request:
     """Return the request whose answer says the ids of its tokens; its prefill leg, which has none, is not asked."""
     body = join({**request.fields, "return_token_ids": msgspec.Raw(b"true")})
-    return request._replace(body=body)
+    return replace(request, body=body)
 
 
 class Stream:
@@ -230,7 +231,7 @@ class Stream:
         ids = [*self._prompt, *self._ids]
         changed = {"prompt": msgspec.Raw(_encode(ids)), "max_tokens": msgspec.Raw(b"%d" % left)}
         fields = {**self._request.fields, **changed}
-        request = self._request._replace(fields=fields, prompt_tokens=len(ids), output_tokens=left)
+        request = replace(self._request, fields=fields, prompt_tokens=len(ids), output_tokens=left)
         return with_token_ids(request)
 
 

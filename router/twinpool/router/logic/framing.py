@@ -28,6 +28,8 @@ _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection
 
 #: Sizes of chunks by their size line, once it was found well-formed; the same few come again and again.
 _SIZES: dict[bytes, int] = {}
+#: How far it is from the end of one chunk's data to the next one's, by the bytes in between: CRLF, size line, CRLF.
+_STEPS: dict[bytes, int] = {}
 _MEMO_LINE: Final = 5
 _MEMO_SIZE: Final = 4096
 
@@ -190,20 +192,31 @@ class Body:
         Return where the careful way has to go on.
         """
         left = self._left
-        while left != 1:
-            end = position + left
-            if end > size:
-                break
-            if left:
-                if data[end - 2 : end] != b"\r\n":
-                    raise FramingError("the engine's chunk is longer than its size says")
-                position, left = end, 0
+        if left == 1:
+            return position
+        if not left:
             newline = data.find(b"\r\n", position, position + _MEMO_LINE + 2)
             known = _SIZES.get(data[position:newline]) if newline > 0 else None
             if known is None:
-                break
+                return position
             position, left = newline + 2, known + 2
-        self._left = left
+        end = position + left - 2  # of the chunk's data
+        step_of = _STEPS.get
+        # Sizes of two and three digits are nearly all.
+        while step := (
+            step_of(data[end : end + 6])
+            or step_of(data[end : end + 7])
+            or step_of(data[end : end + 5])
+            or step_of(data[end : end + 8])
+        ):
+            end += step
+        if end + 2 <= size:
+            if data[end : end + 2] != b"\r\n":
+                raise FramingError("the engine's chunk is longer than its size says")
+            self._left = 0
+            return end + 2
+        position = min(end, size)
+        self._left = end + 2 - position
         return position
 
     def _skip(self, data: bytes, position: int) -> int:
@@ -236,6 +249,7 @@ class Body:
             self._left = size + 2
             if len(line) <= _MEMO_LINE and len(_SIZES) < _MEMO_SIZE:
                 _SIZES[line] = size
+                _STEPS[b"\r\n%b\r\n" % line] = len(line) + 4 + size
         else:
             self._trailer = 0
 

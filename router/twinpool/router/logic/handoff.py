@@ -16,7 +16,11 @@ A request that is not split uses the same states without the first.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from twinpool.core.protocol import KV_LEASE_SECONDS
 
@@ -54,6 +58,9 @@ class Phase(Enum):
 class Do(Enum):
     """What the shell does next."""
 
+    #: There is one of each: what looks them up need not call a function of Python's for it, as Enum's own hash would.
+    __hash__ = object.__hash__
+
     START_PREFILL = "choose a prefill worker not tried before and send it the prefill leg"
     START_DECODE = "choose a decode worker and get a connection to it"
     SEND_WITH_PARAMS = "send the decode leg with the parameters, which are then forgotten"
@@ -71,7 +78,7 @@ class Do(Enum):
     FINISH = "the answer is complete"
 
 
-class State(NamedTuple):
+class State(msgspec.Struct, frozen=True):
     """Where a request is and what was tried. ``reason`` says why a request that could be split was not."""
 
     phase: Phase
@@ -93,6 +100,7 @@ class State(NamedTuple):
 Step = tuple[State, tuple[Do, ...]]
 
 
+@lru_cache(maxsize=16)
 def begin(split: bool, on_prefill_failure: OnPrefillFailure = "retry-then-local") -> Step:
     """A request was accepted."""
     if split:
@@ -109,10 +117,10 @@ def no_prefill(state: State) -> Step:
 def prefill_failed(state: State, reason: str) -> Step:
     """A prefill leg brought no parameters: connection, status 5xx or 429, time-out, or an answer without any."""
     failures = state.prefill_failures + 1
-    state = state._replace(prefill_failures=failures, reason=reason)
+    state = replace(state, prefill_failures=failures, reason=reason)
     tries = 1 if state.on_prefill_failure == "local" else PREFILL_TRIES
     if failures < tries and state.prefills < PREFILL_LIMIT:
-        return state._replace(prefills=state.prefills + 1), (Do.START_PREFILL,)
+        return replace(state, prefills=state.prefills + 1), (Do.START_PREFILL,)
     return _without_prefill(state, reason)
 
 
@@ -123,7 +131,8 @@ def prefill_refused(state: State) -> Step:
 
 def prefill_answered(state: State, now: float) -> Step:
     """Prefill is done and its parameters are at hand."""
-    held = state._replace(
+    held = replace(
+        state,
         phase=Phase.CONNECT,
         decodes=state.decodes + 1,
         holding=True,
@@ -138,34 +147,34 @@ def decode_connected(state: State, now: float, prefill_lives: bool) -> Step:
     """A connection to a decode worker is open."""
     fresh = state.holding and now < state.usable_until and prefill_lives
     if state.phase is Phase.RELEASE:
-        done = state._replace(phase=Phase.DONE, holding=False)
+        done = replace(state, phase=Phase.DONE, holding=False)
         if fresh:
-            return done._replace(handed_off=True), (Do.SEND_WITH_PARAMS, Do.RELEASE_LEG)
+            return replace(done, handed_off=True), (Do.SEND_WITH_PARAMS, Do.RELEASE_LEG)
         return done, (Do.FORGET_PARAMS, Do.DROP_LEG)
     if fresh:
-        return state._replace(phase=Phase.WAIT, holding=False, handed_off=True), (Do.SEND_WITH_PARAMS,)
+        return replace(state, phase=Phase.WAIT, holding=False, handed_off=True), (Do.SEND_WITH_PARAMS,)
     if not state.holding:
-        return state._replace(phase=Phase.WAIT, handed_off=False), (Do.SEND_WHOLE,)
+        return replace(state, phase=Phase.WAIT, handed_off=False), (Do.SEND_WHOLE,)
     reason = "prefill_gone" if not prefill_lives else "lease"
-    stale = state._replace(holding=False, reason=reason)
+    stale = replace(state, holding=False, reason=reason)
     if stale.prefills < PREFILL_LIMIT:
-        again = stale._replace(phase=Phase.PREFILL, prefills=stale.prefills + 1, decodes=stale.decodes - 1)
+        again = replace(stale, phase=Phase.PREFILL, prefills=stale.prefills + 1, decodes=stale.decodes - 1)
         return again, (Do.FORGET_PARAMS, Do.DROP_LEG, Do.START_PREFILL)
     if stale.on_prefill_failure == "fail":
-        return stale._replace(phase=Phase.DONE), (Do.FORGET_PARAMS, Do.DROP_LEG, _told(stale, Do.ANSWER_NO_PREFILL))
-    return stale._replace(phase=Phase.WAIT, handed_off=False), (Do.FORGET_PARAMS, Do.SEND_WHOLE)
+        return replace(stale, phase=Phase.DONE), (Do.FORGET_PARAMS, Do.DROP_LEG, _told(stale, Do.ANSWER_NO_PREFILL))
+    return replace(stale, phase=Phase.WAIT, handed_off=False), (Do.FORGET_PARAMS, Do.SEND_WHOLE)
 
 
 def no_decode(state: State) -> Step:
     """There is no decode worker, or none of the revision whose parameters are at hand: it is just being replaced."""
-    done = state._replace(phase=Phase.DONE, holding=False)
+    done = replace(state, phase=Phase.DONE, holding=False)
     if not state.holding:
         return done, (_told(state, Do.ANSWER_UNAVAILABLE),)
     if state.phase is Phase.RELEASE:
         return done, (Do.FORGET_PARAMS,)
-    left = state._replace(holding=False, decodes=state.decodes - 1, reason="revision_gone")
+    left = replace(state, holding=False, decodes=state.decodes - 1, reason="revision_gone")
     if left.prefills < PREFILL_LIMIT:
-        again = left._replace(phase=Phase.PREFILL, prefills=left.prefills + 1)
+        again = replace(left, phase=Phase.PREFILL, prefills=left.prefills + 1)
         return again, (Do.FORGET_PARAMS, Do.START_PREFILL)
     whole, actions = _without_prefill(left, left.reason)
     return whole, (Do.FORGET_PARAMS, *actions)
@@ -174,7 +183,7 @@ def no_decode(state: State) -> Step:
 def decode_failed(state: State) -> Step:
     """The decode leg is gone before its answer began (not connected, closed, or malformed)."""
     if state.phase is Phase.RELEASE:
-        return state._replace(phase=Phase.DONE, holding=False), (Do.FORGET_PARAMS,)
+        return replace(state, phase=Phase.DONE, holding=False), (Do.FORGET_PARAMS,)
     return _decode_again(state) or _give_up(state)
 
 
@@ -185,9 +194,9 @@ def decode_head(state: State, status: int, others: bool) -> Step:
         return again[0], (Do.DROP_LEG, *again[1])
     if state.continuations:
         if status != 200:
-            return state._replace(phase=Phase.DONE), (Do.DROP_LEG, Do.BREAK)
-        return _at(state, Phase.RELAY), (Do.RESUME,)
-    return _at(state, Phase.RELAY), (Do.RELAY,)
+            return replace(state, phase=Phase.DONE), (Do.DROP_LEG, Do.BREAK)
+        return replace(state, phase=Phase.RELAY), (Do.RESUME,)
+    return replace(state, phase=Phase.RELAY), (Do.RELAY,)
 
 
 def decode_hid_error(state: State, status: int, others: bool) -> Step:
@@ -195,12 +204,12 @@ def decode_hid_error(state: State, status: int, others: bool) -> Step:
     again = _again_after(state, status, others)
     if again is not None:
         return again[0], (Do.DROP_LEG, *again[1])
-    return state._replace(phase=Phase.DONE), (Do.DROP_LEG, _told(state, Do.ANSWER_AS_ENGINE))
+    return replace(state, phase=Phase.DONE), (Do.DROP_LEG, _told(state, Do.ANSWER_AS_ENGINE))
 
 
 def decode_ended(state: State) -> Step:
     """The answer was passed on to its end."""
-    return _at(state, Phase.DONE), (Do.FINISH,)
+    return replace(state, phase=Phase.DONE), (Do.FINISH,)
 
 
 def decode_died(state: State, continuable: bool = False) -> Step:
@@ -209,24 +218,19 @@ def decode_died(state: State, continuable: bool = False) -> Step:
     The rest is a request of its own, so it is split, and its legs are tried again, like any other.
     """
     if not continuable or state.continuations >= CONTINUATIONS:
-        return state._replace(phase=Phase.DONE), (Do.BREAK,)
+        return replace(state, phase=Phase.DONE), (Do.BREAK,)
     again, actions = begin(state.split, state.on_prefill_failure)
-    return again._replace(continuations=state.continuations + 1), actions
+    return replace(again, continuations=state.continuations + 1), actions
 
 
 def client_gone(state: State) -> Step:
     """The client closed its connection."""
     if state.phase is Phase.CONNECT and state.holding:
-        return state._replace(phase=Phase.RELEASE), ()
-    done = state._replace(phase=Phase.DONE)
+        return replace(state, phase=Phase.RELEASE), ()
+    done = replace(state, phase=Phase.DONE)
     if state.phase is Phase.WAIT and state.handed_off:
         return done, (Do.RELEASE_LEG,)
     return done, (Do.DROP_LEG,)
-
-
-def _at(state: State, phase: Phase) -> State:
-    """Return the state in another phase: what ``_replace`` does, in a third of the time."""
-    return State(phase, *state[1:])
 
 
 def _again_after(state: State, status: int, others: bool) -> Step | None:
@@ -243,13 +247,13 @@ def _again_after(state: State, status: int, others: bool) -> Step | None:
 def _without_prefill(state: State, reason: str) -> Step:
     """No prefill worker did its part: the decode worker does all of it, or nobody does."""
     if state.on_prefill_failure == "fail":
-        return state._replace(phase=Phase.DONE, holding=False, reason=reason), (_told(state, Do.ANSWER_NO_PREFILL),)
+        return replace(state, phase=Phase.DONE, holding=False, reason=reason), (_told(state, Do.ANSWER_NO_PREFILL),)
     return _whole(state, reason)
 
 
 def _whole(state: State, reason: str) -> Step:
-    local = state._replace(
-        phase=Phase.CONNECT, decodes=state.decodes + 1, holding=False, handed_off=False, reason=reason
+    local = replace(
+        state, phase=Phase.CONNECT, decodes=state.decodes + 1, holding=False, handed_off=False, reason=reason
     )
     return local, (Do.START_DECODE,)
 
@@ -259,16 +263,16 @@ def _decode_again(state: State) -> Step | None:
     if state.decodes >= DECODE_TRIES:
         return None
     if state.handed_off and state.prefills < PREFILL_LIMIT:
-        again = state._replace(phase=Phase.PREFILL, prefills=state.prefills + 1, handed_off=False)
+        again = replace(state, phase=Phase.PREFILL, prefills=state.prefills + 1, handed_off=False)
         return again, (Do.START_PREFILL,)
     if state.handed_off:
         return _without_prefill(state, "decode_failed")
-    return state._replace(phase=Phase.CONNECT, decodes=state.decodes + 1), (Do.START_DECODE,)
+    return replace(state, phase=Phase.CONNECT, decodes=state.decodes + 1), (Do.START_DECODE,)
 
 
 def _give_up(state: State) -> Step:
     forget = (Do.FORGET_PARAMS,) if state.holding else ()
-    return state._replace(phase=Phase.DONE, holding=False), (*forget, _told(state, Do.ANSWER_FAILED))
+    return replace(state, phase=Phase.DONE, holding=False), (*forget, _told(state, Do.ANSWER_FAILED))
 
 
 def _told(state: State, error: Do) -> Do:

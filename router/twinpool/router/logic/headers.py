@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +26,10 @@ _NOT_FOR_PREFILL: Final = frozenset({b"accept-encoding"})
 #: What lets a client in here is no engine's business.
 _TRACEPARENT: Final = b"traceparent"
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+_OURS_AND_KEYS: Final = _OURS | _KEYS
 
 
-class Forwarded(NamedTuple):
+class Forwarded(msgspec.Struct, frozen=True):
     """Header lines (each with CRLF) for the two legs; ``X-Request-Id`` is among them."""
 
     request_id: bytes
@@ -42,7 +45,7 @@ def forward(headers: Sequence[Header], new_id: bytes, *, hide_keys: bool = False
     ``hide_keys`` says that the client's API key was for this router, ``traces`` that it says itself whose child an
     engine's span is.
     """
-    request_id, hop_names = new_id, _OURS | _KEYS if hide_keys else _OURS
+    request_id, hop_names = new_id, _OURS_AND_KEYS if hide_keys else _OURS
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             request_id = value
@@ -50,17 +53,18 @@ def forward(headers: Sequence[Header], new_id: bytes, *, hide_keys: bool = False
             named = {token.strip().lower() for token in value.split(b",")}
             # Content-Type could be named too, which would change what the engine understands.
             hop_names = hop_names | (named - {b"content-type", b"authorization"})
-    line = b"X-Request-Id: " + request_id + b"\r\n"
-    prefill, decode, traceparent = [line], [line], b""
-    for name, value in headers:
-        if name in hop_names or name.startswith(_GUARDED_PREFIXES):
-            continue
-        if traces and name == _TRACEPARENT:
+    passed = [pair for pair in headers if pair[0] not in hop_names and not pair[0].startswith(_GUARDED_PREFIXES)]
+    traceparent = b""
+    if traces:
+        parents = [value for name, value in passed if name == _TRACEPARENT]
+        if parents:
             # Two of them say nothing (W3C Trace Context, 3.2.1).
-            traceparent = b"" if traceparent else value
-            continue
-        line = name + b": " + value + b"\r\n"
-        decode.append(line)
-        if name not in _NOT_FOR_PREFILL:
-            prefill.append(line)
-    return Forwarded(request_id, b"".join(prefill), b"".join(decode), traceparent)
+            traceparent = parents[0] if len(parents) == 1 else b""
+            passed = [pair for pair in passed if pair[0] != _TRACEPARENT]
+    line = b"X-Request-Id: %b\r\n" % request_id
+    decode = line + b"".join([b"%b: %b\r\n" % pair for pair in passed])
+    short = [pair for pair in passed if pair[0] not in _NOT_FOR_PREFILL]
+    prefill = decode
+    if len(short) < len(passed):
+        prefill = line + b"".join([b"%b: %b\r\n" % pair for pair in short])
+    return Forwarded(request_id, prefill, decode, traceparent)

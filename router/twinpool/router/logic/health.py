@@ -15,6 +15,9 @@ FAILURES: Final = 2
 #: Seconds between two probes: while something is to be found out, and later.
 QUICK_SECONDS: Final = 0.25
 SLOW_SECONDS: Final = 2.0
+#: Probes of endpoints that are well, in a second, all together: with more than a hundred of them each has its turn less
+#: often. What fails between two probes is noticed by the requests that go there.
+MOST_PER_SECOND: Final = 50.0
 
 
 class Probe(Enum):
@@ -34,10 +37,11 @@ class Health:
     #: How often it was taken out. What answers afterwards is another engine, which knows nothing of the old one's KV.
     losses: int = 0
 
-    @property
-    def interval(self) -> float:
-        """Seconds until the next probe."""
-        return SLOW_SECONDS if self.admitted and not self.failures else QUICK_SECONDS
+    def interval(self, endpoints: int = 1) -> float:
+        """Return the seconds until the next probe, when there are so many endpoints."""
+        if self.admitted and not self.failures:
+            return max(SLOW_SECONDS, endpoints / MOST_PER_SECOND)
+        return QUICK_SECONDS
 
 
 def judge(health: Health, probe: Probe) -> Health:

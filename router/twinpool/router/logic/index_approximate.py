@@ -8,12 +8,13 @@ Always true: a worker that is gone, or restarted (another id), holds nothing; me
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from twinpool.router.logic.index_table import BlockTable, runs
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
 #: Share of the distance to the last report that trust goes.
 _WEIGHT = 0.1
@@ -48,12 +49,19 @@ class ApproximateIndex:
         self.table = BlockTable(capacity)
         self._bits: dict[str, int] = {}
         self._free: list[int] = []
+        #: Workers by bit; those that are gone keep their place until it is given away.
+        self._names: list[str] = []
         self.trust: dict[str, Trust] = {}
+        #: The keys that were looked up last, and what was found: a choice asks, and what was chosen then learns.
+        self._looked: Sequence[int] | None = None
+        self._masks: list[int] = []
+        self._runs: list[tuple[int, int]] = []
 
     def keep(self, workers: Container[str]) -> None:
         """Forget the workers that are not among ``workers``."""
         gone = [worker for worker in self._bits if worker not in workers]
         if gone:
+            self._looked = None
             self.table.forget(sum(1 << self._bits[worker] for worker in gone))
         for worker in gone:
             self._free.append(self._bits.pop(worker))
@@ -61,16 +69,30 @@ class ApproximateIndex:
 
     def forget(self, worker: str) -> None:
         """A worker has lost all that it held."""
+        self._looked = None
         if worker in self._bits:
             self.table.forget(1 << self._bits[worker])
 
-    def learn(self, keys: Iterable[int], worker: str) -> None:
+    def learn(self, keys: Sequence[int], worker: str) -> None:
         """A prompt with these blocks went to ``worker``."""
         bit = self._bits.get(worker)
         if bit is None:
-            bit = self._bits[worker] = self._free.pop() if self._free else len(self._bits)
-        for key in keys:
-            self.table.add(key, 1 << bit)
+            bit = self._new(worker)
+        bits, new = 1 << bit, 0
+        if self._looked is keys:  # just looked up, and noted as used: the worker's own are known
+            new = next((place for place, mask in enumerate(self._masks) if not mask & bits), len(self._masks))
+        self._looked = None
+        self.table.add_all(islice(keys, new, None), bits)
+
+    def _new(self, worker: str) -> int:
+        if self._free:
+            bit = self._free.pop()
+            self._names[bit] = worker
+        else:
+            bit = len(self._names)
+            self._names.append(worker)
+        self._bits[worker] = bit
+        return bit
 
     def report(self, worker: str, foretold: int, reported: int) -> None:
         """The engine said how many prompt tokens it had cached."""
@@ -79,12 +101,41 @@ class ApproximateIndex:
 
     def leading(self, keys: Sequence[int], workers: Iterable[str]) -> dict[str, float]:
         """Return how many of the blocks each worker holds from the first on, discounted by trust; 0 is left out."""
-        held = runs(self.table.masks(keys))
-        found: dict[str, float] = {}
+        return {worker: depth * self.share(worker) for worker, depth in self.depths(keys, workers).items()}
+
+    def share(self, worker: str) -> float:
+        """Return which share of what is foretold for a worker it is likely to have."""
+        return self.trust.get(worker, _FULL).share
+
+    def depths(self, keys: Sequence[int], workers: Iterable[str]) -> dict[str, int]:
+        """Return how many of the blocks went to each worker from the first on; 0 is left out."""
+        held = self._look_up(keys)
+        found: dict[str, int] = {}
         if held:
             for worker in workers:
                 bit = self._bits.get(worker)
                 depth = 0 if bit is None else next((depth for bits, depth in held if bits >> bit & 1), 0)
                 if depth:
-                    found[worker] = depth * self.trust.get(worker, _FULL).share
+                    found[worker] = depth
         return found
+
+    def holders(self, keys: Sequence[int], turn: int) -> Iterator[str]:
+        """Yield the workers that some of the blocks went to, those with the most first; ``turn`` chooses among equals.
+
+        The first few come in a time that does not depend on the number of workers.
+        """
+        for bits, _ in reversed(self._look_up(keys)):
+            start = turn % max(1, bits.bit_length())
+            for part in (bits >> start << start, bits & ((1 << start) - 1)):
+                left = part
+                while left:
+                    lowest = left & -left
+                    yield self._names[lowest.bit_length() - 1]
+                    left ^= lowest
+
+    def _look_up(self, keys: Sequence[int]) -> list[tuple[int, int]]:
+        if self._looked is not keys:
+            self._masks = self.table.masks(keys)
+            self._runs = runs(self._masks)
+            self._looked = keys
+        return self._runs

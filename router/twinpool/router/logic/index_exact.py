@@ -82,20 +82,20 @@ class ExactIndex:
                 continue
             bit = 1 << (place * _BITS + _TIERS.get(event.medium or "GPU", _OTHER))
             if event.type == STORED:
-                for key in event.hashes():
-                    self._stored[place] += 1
-                    self._kept[place] += bool(self.table.add(key, bit))
+                keys = event.hashes()
+                self._stored[place] += len(keys)
+                added = self.table.add_all(keys, bit)  # which may tell of others that had to go
+                self._kept[place] += added
             elif event.type == REMOVED:
-                for key in event.hashes():
-                    self._stored[place] = max(0, self._stored[place] - 1)
-                    self._kept[place] -= bool(self.table.remove(key, bit))
+                keys = event.hashes()
+                self._stored[place] = max(0, self._stored[place] - len(keys))
+                self._kept[place] -= self.table.remove_all(keys, bit)
 
     def expect(self, holder: Holder, keys: Sequence[int], now: float, wait: float = 0.0) -> None:
         """A prompt with these blocks was sent to ``holder``, where it is expected to be read in ``wait`` seconds."""
         place = self._place(holder)
         bit = 1 << (place * _BITS + _EXPECTED)
-        for key in keys:
-            self.table.add(key, bit)
+        self.table.add_all(keys, bit)
         heappush(self._expected, (now + wait + EXPECT_SECONDS, place, keys))
         self._expecting += len(keys)
         self.expire(now)
@@ -105,8 +105,7 @@ class ExactIndex:
         while self._expected and (self._expected[0][0] <= now or self._expecting > _MOST_EXPECTED):
             _, place, keys = heappop(self._expected)
             self._expecting -= len(keys)
-            for key in keys:
-                self.table.remove(key, 1 << (place * _BITS + _EXPECTED))
+            self.table.remove_all(keys, 1 << (place * _BITS + _EXPECTED))
 
     def reset(self, holder: Holder) -> None:
         """Forget what a holder has: its engine began anew, or events of it are missing."""

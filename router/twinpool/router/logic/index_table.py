@@ -49,9 +49,13 @@ class HolderSets:
         self._counts[number] += 1
         return number
 
-    def drop(self, number: int) -> None:
-        """A block is no longer held by this set."""
-        self._counts[number] -= 1
+    def take_more(self, number: int, blocks: int) -> None:
+        """So many more blocks have a set that :meth:`take` gave out."""
+        self._counts[number] += blocks
+
+    def drop(self, number: int, blocks: int = 1) -> None:
+        """So many blocks are no longer held by this set."""
+        self._counts[number] -= blocks
         if not self._counts[number] and number:
             mask = self.masks[number]
             if self._numbers.get(mask) == number:
@@ -147,7 +151,7 @@ class BlockTable:
 
     def remove(self, key: int, bits: int) -> int:
         """Take holders from a block; return those (as bits) that it had."""
-        slot = self._find(key)
+        slot = self._find(key) if key else -1
         if slot < 0:
             return 0
         number = self._sets[slot]
@@ -159,6 +163,48 @@ class BlockTable:
             self.sets.drop(number)
         return before & bits
 
+    def add_all(self, keys: Iterable[int], bits: int) -> int:
+        """Add holders to blocks; return how many of those did not have all of them before."""
+        added = new = 0
+        table, sets, used, tick, buckets = self._keys, self._sets, self._used, self._tick, self._buckets
+        number = self.sets.take(bits)  # for the time of this call, whatever becomes of its blocks
+        for key in keys:
+            base = key % buckets * _WAYS
+            ways = table[base : base + _WAYS]
+            if key in ways or 0 not in ways:  # of new blocks, nearly none
+                added += bool(self.add(key, bits))
+                continue
+            slot = base + ways.index(0)
+            table[slot] = key
+            sets[slot] = number
+            used[slot] = tick
+            new += 1
+        self.entries += new
+        self.sets.take_more(number, new)
+        self.sets.drop(number)
+        return added + new
+
+    def remove_all(self, keys: Iterable[int], bits: int) -> int:
+        """Take holders from blocks; return how many of those had one of them."""
+        removed = gone = 0
+        table, sets, used, buckets = self._keys, self._sets, self._used, self._buckets
+        place_of = table.index
+        number = self.sets.take(bits)  # its number stays for the time of this call
+        for key in keys:
+            base = key % buckets * _WAYS
+            try:
+                slot = place_of(key, base, base + _WAYS)
+            except ValueError:
+                continue
+            if sets[slot] == number and key:
+                table[slot] = sets[slot] = used[slot] = 0
+                gone += 1
+            else:
+                removed += bool(self.remove(key, bits))
+        self.entries -= gone
+        self.sets.drop(number, gone + 1)
+        return removed + gone
+
     def forget(self, bits: int) -> None:
         """Take holders from all blocks, in the time of the number of sets, not of blocks."""
         self.sets.forget(bits)
@@ -167,8 +213,18 @@ class BlockTable:
         """Return who holds each block of a chain, up to and without the first one that nobody holds."""
         self.tick()
         found = []
+        # What :meth:`holders` does, without two calls for each of what may be thousands of blocks.
+        place_of, sets, masks, used, tick, buckets = (
+            self._keys.index, self._sets, self.sets.masks, self._used, self._tick, self._buckets,
+        )  # fmt: skip
         for key in keys:
-            mask = self.holders(key)
+            base = key % buckets * _WAYS
+            try:
+                slot = place_of(key, base, base + _WAYS)
+            except ValueError:
+                break
+            used[slot] = tick
+            mask = masks[sets[slot]]
             if not mask:
                 break
             found.append(mask)
@@ -185,9 +241,9 @@ class BlockTable:
         """Return a free slot of the key's bucket, made free when there is none."""
         base = key % self._buckets * _WAYS
         places = range(base, base + _WAYS)
+        if 0 in (ways := self._keys[base : base + _WAYS]):
+            return base + ways.index(0)
         for slot in places:
-            if not self._keys[slot]:
-                return slot
             if not self.sets.masks[self._sets[slot]]:
                 self._clear(slot)
                 return slot

@@ -12,15 +12,28 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from twinpool.router.logic.request import Fields
 
-#: Bytes of one block: about 128 tokens, eight blocks of vLLM. Smaller ones cost time, larger ones overlook short
+#: Bytes of the first blocks: about 128 tokens, eight blocks of vLLM. Smaller ones cost time, larger ones overlook short
 #: system prompts.
 BLOCK_BYTES: Final = 512
+#: Later blocks are as long as this share of what stands before them (to a power of two): a block that two prompts share
+#: in part counts as not shared, which so is at most an eighth of what they share, and a prompt has few blocks.
+_SHARE: Final = 8
 #: Longest text that is looked at; what two prompts share beyond 1 MiB decides nothing.
 _LONGEST: Final = 2**20
 
 #: What a prompt consists of, in the order of chat templates.
 _PARTS: Final = ("model", "tools", "messages", "prompt")
 _KEY_MASK: Final = 2**64 - 1
+
+
+def _block_ends() -> tuple[int, ...]:
+    ends = [BLOCK_BYTES]
+    while ends[-1] < _LONGEST:
+        ends.append(ends[-1] + max(BLOCK_BYTES, 2 ** (ends[-1].bit_length() - 1) // _SHARE))
+    return tuple(ends)
+
+
+_ENDS: Final = _block_ends()
 
 
 def text_of(fields: Fields) -> bytes:
@@ -32,8 +45,17 @@ def text_of(fields: Fields) -> bytes:
 def chain(text: bytes) -> tuple[int, ...]:
     """Return the key of each full block of ``text``; a key stands for its block and all before it, and is never 0."""
     keys = []
-    parent = 0
-    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        parent = hash((parent, text[start : start + BLOCK_BYTES])) & _KEY_MASK or 1
+    parent = start = 0
+    size = len(text)
+    for end in _ENDS:
+        if end > size:
+            break
+        parent = hash((parent, text[start:end])) & _KEY_MASK or 1
         keys.append(parent)
+        start = end
     return tuple(keys)
+
+
+def bytes_of(blocks: int) -> int:
+    """Return how many bytes the first ``blocks`` blocks of a text have."""
+    return _ENDS[blocks - 1] if blocks else 0

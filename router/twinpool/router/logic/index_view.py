@@ -6,7 +6,9 @@ agree again; who is not relied on is estimated as if there were no events.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from twinpool.core.blockhash import chain
 from twinpool.router.logic.request import cache_salt
@@ -24,7 +26,7 @@ _WEIGHT: Final = 0.1
 _LEAST: Final = 0.5
 
 
-class Cached(NamedTuple):
+class Cached(msgspec.Struct, frozen=True):
     """Prompt tokens of a worker, in accelerator memory and anywhere. ``sure``: by events alone, none just expected."""
 
     device: int = 0

@@ -59,6 +59,8 @@ class Keyring:
     def __init__(self, entries: Iterable[tuple[str, bytes]], secret: bytes) -> None:
         self._secret = secret
         self._names = {self._hidden(digest): name for name, digest in entries}
+        #: Keys that were found, by themselves: Python hashes them with a secret of this process too.
+        self._seen: dict[bytes, str] = {}
 
     def _hidden(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
@@ -66,7 +68,14 @@ class Keyring:
     def name_of(self, headers: Sequence[Header]) -> str | None:
         """Return the name of the key in ``headers`` (names in lower case), or None when it is missing or unknown."""
         token = _token(headers)
-        return None if token is None else self._names.get(self._hidden(hashlib.sha256(token).digest()))
+        if token is None:
+            return None
+        name = self._seen.get(token)
+        if name is None:
+            name = self._names.get(self._hidden(hashlib.sha256(token).digest()))
+            if name is not None:
+                self._seen[token] = name
+        return name
 
 
 def _token(headers: Sequence[Header]) -> bytes | None:

@@ -7,14 +7,14 @@ abort nor an error can leave load behind. Tokens are estimates made at admission
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 _MICROSECONDS = 1_000_000
 
 
-@dataclass(slots=True)
-class Ticket:
+class Ticket(msgspec.Struct):
     """One leg's entry in the books. ``prefill`` is what it has yet to compute, in microseconds of the model."""
 
     endpoint: str
@@ -23,8 +23,7 @@ class Ticket:
     open: bool = True
 
 
-@dataclass(slots=True)
-class Load:
+class Load(msgspec.Struct):
     """What an endpoint has to do for this router."""
 
     tokens: int = 0
@@ -78,8 +77,8 @@ class Ledger:
 
     def admit(self, endpoint: str, tokens: int, prefill: float = 0.0) -> Ticket:
         """Enter a leg of about ``tokens`` tokens, with ``prefill`` seconds of prompt to compute."""
-        load = self._loads.setdefault(endpoint, Load())
-        ticket = Ticket(endpoint, tokens, round(prefill * _MICROSECONDS))
+        load = self._load(endpoint)
+        ticket = Ticket(endpoint, tokens, round(prefill * _MICROSECONDS) if prefill else 0)
         load.tokens += tokens
         load.requests += 1
         load.prefill += ticket.prefill
@@ -103,7 +102,7 @@ class Ledger:
 
     def hold(self, endpoint: str) -> Ticket:
         """Enter a handoff whose KV waits on ``endpoint``; :meth:`pulled` closes it."""
-        self._loads.setdefault(endpoint, Load()).unpulled += 1
+        self._load(endpoint).unpulled += 1
         return Ticket(endpoint, 0)
 
     def pulled(self, ticket: Ticket) -> None:
@@ -113,6 +112,12 @@ class Ledger:
             load = self._loads[ticket.endpoint]
             load.unpulled -= 1
             self._forget_idle(ticket.endpoint, load)
+
+    def _load(self, endpoint: str) -> Load:
+        load = self._loads.get(endpoint)
+        if load is None:
+            load = self._loads[endpoint] = Load()
+        return load
 
     def _forget_idle(self, endpoint: str, load: Load) -> None:
         if not load.requests and not load.unpulled:

@@ -41,15 +41,18 @@ class Numbers:
 
     def add(self, name: str, labels: Labels = (), amount: float = 1.0) -> None:
         """Add to a counter or gauge."""
-        family = self.values.setdefault(name, {})
-        family[labels] = family.get(labels, 0.0) + amount
+        try:
+            self.values[name][labels] += amount
+        except KeyError:  # the first of its kind
+            self.values.setdefault(name, {})[labels] = amount
 
     def observe(self, name: str, seconds: float, labels: Labels = ()) -> None:
         """Count one value in a histogram."""
-        family = self.histograms.setdefault(name, {})
-        if labels not in family:
-            family[labels] = Histogram()
-        family[labels].observe(seconds)
+        try:
+            histogram = self.histograms[name][labels]
+        except KeyError:
+            histogram = self.histograms.setdefault(name, {})[labels] = Histogram()
+        histogram.observe(seconds)
 
 
 def total(reports: Iterable[Numbers]) -> Numbers:

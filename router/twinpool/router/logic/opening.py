@@ -7,7 +7,7 @@ request of which nothing was answered yet may be tried again; so a stream's head
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -18,7 +18,7 @@ _LONGEST_SIZE_LINE: Final = 64
 _LONGEST_EVENT: Final = 64 * 1024
 
 
-class HiddenError(NamedTuple):
+class HiddenError(msgspec.Struct, frozen=True):
     """An engine's error inside a stream: the status that it means, and its JSON as the engine wrote it."""
 
     status: int

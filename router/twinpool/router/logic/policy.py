@@ -8,10 +8,13 @@ routers that all took the first one would send the next burst to the same worker
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Container, Iterable, Sequence
     from random import Random
 
     from twinpool.core.protocol import Policy
@@ -22,14 +25,13 @@ PREFIX_AWARE: frozenset[Policy] = frozenset({"prefix", "price"})
 
 #: Costs this close to the least one are equal: predictions are not better than that.
 _TIE = 1.05
-#: Above this many candidates only those that hold the longest prefixes and as many others, drawn at random, are priced:
-#: two random choices are nearly as good as all (Mitzenmacher, 2001), and a request's cost must not grow with the pool.
-_PRICED = 16
+#: Of more candidates than this only so many are looked at, drawn at random, or half of them because they hold the
+#: longest prefixes: two random choices are nearly as good as all (Mitzenmacher, 2001), and what a request costs must
+#: not grow with the pool.
+MANY = 16
 
-_T = TypeVar("_T")
 
-
-class Candidate(NamedTuple):
+class Candidate(msgspec.Struct, frozen=True):
     """What a worker has to do already, and what it holds of the prompt in question. Tokens and seconds."""
 
     #: Admitted and not finished.
@@ -46,7 +48,7 @@ class Candidate(NamedTuple):
     pace: float = 1.0
 
 
-class Ask(NamedTuple):
+class Ask(msgspec.Struct, frozen=True):
     """A request as far as choosing needs it: estimates in tokens."""
 
     prompt: int
@@ -80,14 +82,13 @@ def longest_prefix(candidates: Sequence[Candidate], rng: Random) -> int:
     return places[least_load([candidates[place].tokens for place in places], rng)]
 
 
-def shortlist(candidates: Sequence[_T], held: Callable[[_T], int], rng: Random) -> Sequence[_T]:
-    """Return the candidates worth pricing: all of a few; of many the best holders and some at random."""
-    if len(candidates) <= _PRICED:
-        return candidates
-    holders = sorted((place for place, one in enumerate(candidates) if held(one)), key=lambda p: -held(candidates[p]))
-    chosen = dict.fromkeys(holders[: _PRICED // 2])
-    chosen.update(dict.fromkeys(rng.sample(range(len(candidates)), _PRICED // 2)))
-    return [candidates[place] for place in chosen]
+def shortlist(count: int, holders: Iterable[int], rng: Random) -> Sequence[int]:
+    """Return the places worth pricing: all of a few; of many the first of ``holders`` and some at random."""
+    if count <= MANY:
+        return range(count)
+    chosen = dict.fromkeys(islice(holders, MANY // 2))
+    chosen.update(dict.fromkeys(rng.choices(range(count), k=MANY // 2)))
+    return list(chosen)
 
 
 def preferred(candidates: Sequence[Endpoint], avoid: Container[str]) -> Sequence[Endpoint]:

@@ -7,7 +7,9 @@ worker is one more option, taken when it is cheaper.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from twinpool.router.logic import policy
 
@@ -28,7 +30,7 @@ _BEHIND = 8.0
 _LATE = 0.1
 
 
-class Choice(NamedTuple):
+class Choice(msgspec.Struct, frozen=True):
     """A worker (its place among the candidates), the price, and the request's own expected time to first token."""
 
     place: int
@@ -36,7 +38,7 @@ class Choice(NamedTuple):
     ttft: float
 
 
-class Decision(NamedTuple):
+class Decision(msgspec.Struct, frozen=True):
     """Where a request is prefilled: ``prefill`` is None when the decode worker does it. ``saved`` is in seconds."""
 
     prefill: Choice | None

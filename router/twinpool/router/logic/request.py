@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import Annotated, Final, NamedTuple
+from functools import lru_cache
+from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from twinpool.router.logic.errors import Refusal, Refused
 
@@ -39,8 +41,13 @@ _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_toke
 #: Bytes of JSON that make a token, about; only books and prices use it.
 BYTES_PER_TOKEN: Final = 4
 _FALSY: Final = (b"null", b"false")
+_QUOTE: Final = ord('"')
 _ONE_OR_NULL: Final = (b"null", b"1")
+#: Fields that need a closer look, whatever the route; nearly all requests have none of them.
+_NEEDS_WHOLE: Final = ("use_beam_search", "echo", "prompt_logprobs", "prompt_embeds")
+_RARE: Final = frozenset({*GUARDED, _NESTED, "n", "best_of", *_NEEDS_WHOLE})
 
+_text = msgspec.json.Decoder(str).decode
 _split = msgspec.json.Decoder(Fields).decode
 _split_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -61,7 +68,7 @@ class Route(Enum):
 _GENERATING: Final = frozenset({Route.RESPONSES, Route.MESSAGES})
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """A body that may be sent on."""
 
     #: The client's bytes; written anew only when something had to be taken out.
@@ -96,7 +103,8 @@ def read(route: Route, body: bytes) -> Request:
         detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         message = f"The request body is not valid JSON: {detail}."
         raise Refused(Refusal(400, "invalid_json", message)) from None
-    if _strip(fields):
+    rare = not _RARE.isdisjoint(fields)
+    if rare and _strip(fields):
         body = join(fields)
     if route is Route.RESPONSES:
         _refuse_stored(fields)
@@ -105,7 +113,9 @@ def read(route: Route, body: bytes) -> Request:
         body=body,
         fields=fields,
         model=_model(fields),
-        splittable=split_by_route and _one_sequence(fields) and (route is Route.CHAT or _one_prompt(fields)),
+        splittable=(
+            split_by_route and (not rare or _one_sequence(fields)) and (route is Route.CHAT or _one_prompt(fields))
+        ),
         prompt_tokens=len(body) // BYTES_PER_TOKEN + 1,
         output_tokens=_output_tokens(fields) if split_by_route or route in _GENERATING else 0,
         stream="stream" in fields and bytes(fields["stream"]) == b"true",
@@ -116,7 +126,7 @@ def read(route: Route, body: bytes) -> Request:
 def with_model(request: Request, model: str) -> Request:
     """Return the request for another model id than the client's."""
     fields = {**request.fields, "model": msgspec.Raw(json.dumps(model).encode())}
-    return request._replace(body=join(fields), fields=fields, model=model)
+    return replace(request, body=join(fields), fields=fields, model=model)
 
 
 def _refuse_stored(fields: Fields) -> None:
@@ -195,18 +205,21 @@ class _PrefillAnswer(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Params(msgspec.Struct):
+    do_remote_prefill: bool | None = None
+
+
 _prefill_answer = msgspec.json.Decoder(_PrefillAnswer).decode
+_params = msgspec.json.Decoder(_Params).decode
 
 
 def params_of(answer: bytes) -> bytes | None:
     """Return the handoff parameters (JSON object) in a prefill leg's answer, or None when there are none to use."""
     try:
-        params = bytes(_prefill_answer(answer).kv_transfer_params)
-        described = _split(params)
+        params = _prefill_answer(answer).kv_transfer_params
+        return bytes(params) if _params(params).do_remote_prefill else None
     except (msgspec.DecodeError, RecursionError):
         return None
-    wanted = described.get("do_remote_prefill")
-    return params if wanted is not None and bytes(wanted) == b"true" else None
 
 
 def _strip(fields: Fields) -> bool:
@@ -235,9 +248,12 @@ def join(fields: Fields) -> bytes:
 
 
 def _member(name: str, value: msgspec.Raw) -> bytes:
-    if name.isascii() and name.isidentifier():  # nothing to escape
-        return b'"%b":%b' % (name.encode(), value)
-    return json.dumps(name).encode() + b":" + bytes(value)
+    return _quoted(name) + value  # a Raw is a buffer
+
+
+@lru_cache(maxsize=256)  # clients could invent names without end
+def _quoted(name: str) -> bytes:
+    return json.dumps(name).encode() + b":"
 
 
 def _model(fields: Fields) -> str | None:
@@ -245,7 +261,7 @@ def _model(fields: Fields) -> str | None:
     if raw is None or bytes(raw) == b"null":
         return None
     try:
-        return msgspec.json.decode(raw, type=str)
+        return _text(raw)
     except msgspec.DecodeError:
         message = "The field 'model' must be a string."
         raise Refused(Refusal(400, "invalid_model", message, param="model")) from None
@@ -263,16 +279,13 @@ def _one_sequence(fields: Fields) -> bool:
     return all(name not in fields or bytes(fields[name]) in _FALSY for name in _NEEDS_WHOLE)
 
 
-_NEEDS_WHOLE: Final = ("use_beam_search", "echo", "prompt_logprobs", "prompt_embeds")
-
-
 def _one_prompt(fields: Fields) -> bool:
     """Whether ``prompt`` is one text or one list of token ids, also when wrapped in a list of its own."""
     if "prompt" not in fields:
         return False
-    prompt = bytes(fields["prompt"])
-    if prompt[:1] == b'"':
+    if memoryview(fields["prompt"])[0] == _QUOTE:  # without a copy of what may be long
         return True
+    prompt = bytes(fields["prompt"])
     first = prompt[1:].lstrip(b" \t\r\n")[:1]
     if prompt[:1] != b"[" or first not in (b'"', b"["):
         return prompt[:1] == b"[" and first.isdigit()
@@ -286,7 +299,8 @@ def _priority(fields: Fields) -> int:
 
 def _output_tokens(fields: Fields) -> int:
     for name in _OUTPUT_LIMITS:
-        digits = bytes(fields[name]) if name in fields else b""
-        if digits.isdigit() and len(digits) < 9:
-            return int(digits)
+        if name in fields:
+            digits = bytes(fields[name])
+            if digits.isdigit() and len(digits) < 9:
+                return int(digits)
     return _DEFAULT_OUTPUT

@@ -79,7 +79,7 @@ class Admission:
 
     def enter(self, guest: Guest, key: str, priority: int, tokens: int) -> Waiting[Guest] | None:
         """Let ``guest`` begin at once, or wait, or turn somebody away; return its entry while it waits."""
-        if self._free and not self._queue:
+        if self._free and not len(self._queue):
             self._numbers.observe("twinpool_router_queue_seconds", 0.0)
             self._begin(guest)
             return None

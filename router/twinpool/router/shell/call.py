@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from twinpool.router.logic.headers import Forwarded
     from twinpool.router.logic.request import Request, Route
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True):
     """A request as it goes to a worker."""
 
     route: Route

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from twinpool.router.logic import continuation, handoff
 from twinpool.router.logic.handoff import Phase
 from twinpool.router.shell.exchange import Exchange
@@ -39,7 +41,7 @@ class ContinuedExchange(Exchange):
         #: What comes is a stream that can be continued, not an error or an answer of another kind.
         self._streaming = False
         self._client_paused = False
-        super().__init__(pool, client, call._replace(request=continuation.with_token_ids(call.request)))
+        super().__init__(pool, client, replace(call, request=continuation.with_token_ids(call.request)))
 
     def pause(self) -> None:
         """See :class:`Exchange`; the next worker is paused too."""
@@ -112,6 +114,6 @@ class ContinuedExchange(Exchange):
             return
         rest = self._stream.rest()
         if rest is not None:
-            self._call = self._call._replace(request=rest)
+            self._call = replace(self._call, request=rest)
             self._asked = self.pool.chooser.asked(rest)
         self._apply(handoff.decode_died(self._state, continuable=rest is not None))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import zmq
 import zmq.asyncio
@@ -35,6 +35,9 @@ _ANSWER_SECONDS: Final = 10.0
 _MAX_MESSAGE: Final = 64 * 2**20
 #: Messages that ZMQ keeps while this process is busy; more are lost, and replayed.
 _HIGH_WATER: Final = 10_000
+#: Messages that are taken before others in this process have their turn, and the time until it is looked for more.
+_AT_ONCE: Final = 64
+_LOOK_SECONDS: Final = 0.05
 _END: Final = -1
 
 
@@ -124,7 +127,8 @@ class Followers:
 
     async def _follow(self, endpoint: Endpoint) -> None:
         assert self._context is not None
-        sub, replay = self._context.socket(zmq.SUB), self._context.socket(zmq.DEALER)
+        sub: zmq.Socket[bytes] = cast("Any", self._context).socket(zmq.SUB, socket_class=zmq.Socket)
+        replay = self._context.socket(zmq.DEALER)
         try:
             for socket in (sub, replay):
                 socket.setsockopt(zmq.LINGER, 0)
@@ -145,25 +149,40 @@ class Followers:
             sub.close()
             replay.close()
 
-    async def _listen(self, endpoint: Endpoint, sub: zmq.asyncio.Socket, missing: asyncio.Event) -> None:
-        source = self.sources[endpoint.id]
+    async def _listen(self, endpoint: Endpoint, sub: zmq.Socket[bytes], missing: asyncio.Event) -> None:
+        """Take what is published, all that came at a time.
+
+        An engine that works publishes at each step: a future for each message, and waking up for it, would cost more
+        than the messages do.
+        """
         while True:
-            frames = await sub.recv_multipart()
-            events = events_of(frames[-1]) if len(frames) == 3 and len(frames[1]) == 8 else None
-            if events is None:
-                continue
-            source.messages += 1
-            take = source.feed.receive(int.from_bytes(frames[1], "big"), events)
-            if not endpoint.replay:
-                source.answers = True
-            self._apply(endpoint, source, take)
-            if take.replay is None:
-                continue
-            source.gaps += 1
-            if endpoint.replay:
-                missing.set()
+            came = 0
+            with contextlib.suppress(zmq.Again):
+                while came < _AT_ONCE:
+                    self._published(endpoint, sub.recv_multipart(zmq.NOBLOCK), missing)
+                    came += 1
+            if came:
+                await asyncio.sleep(_LOOK_SECONDS if came < _AT_ONCE else 0.0)
             else:
-                self._apply(endpoint, source, source.feed.replay_ended())
+                await _readable(sub.fileno())
+
+    def _published(self, endpoint: Endpoint, frames: Sequence[bytes], missing: asyncio.Event) -> None:
+        source = self.sources[endpoint.id]
+        events = events_of(frames[-1]) if len(frames) == 3 and len(frames[1]) == 8 else None
+        if events is None:
+            return
+        source.messages += 1
+        take = source.feed.receive(int.from_bytes(frames[1], "big"), events)
+        if not endpoint.replay:
+            source.answers = True
+        self._apply(endpoint, source, take)
+        if take.replay is None:
+            return
+        source.gaps += 1
+        if endpoint.replay:
+            missing.set()
+        else:
+            self._apply(endpoint, source, source.feed.replay_ended())
 
     async def _ask(self, endpoint: Endpoint, replay: zmq.asyncio.Socket, missing: asyncio.Event) -> None:
         """Ask for what is missing, when something is, and every few seconds for what may be."""
@@ -244,3 +263,14 @@ class Followers:
             "namesRight": source.right,
             "namesWrong": source.wrong,
         }
+
+
+async def _readable(descriptor: int) -> None:
+    """Wait until there is something to read."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, lambda: None if came.done() else came.set_result(None))
+    try:
+        await came
+    finally:
+        loop.remove_reader(descriptor)

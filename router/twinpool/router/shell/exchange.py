@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from twinpool.router.logic import handoff
 from twinpool.router.logic.errors import BROKEN, FAILED, NO_PREFILL, UNAVAILABLE, error_event
 from twinpool.router.logic.handoff import Do, Phase, State
@@ -51,8 +53,8 @@ class Exchange:
         self._prefill_endpoint: Endpoint | None = None
         self._params: bytes | None = None
         self._held: Ticket | None = None
-        self._tried_prefill: set[str] = set()
-        self._tried_decode: set[str] = set()
+        self._tried_prefill: tuple[str, ...] = ()
+        self._tried_decode: tuple[str, ...] = ()
         self._events = self._flowing = False
         self._until_close = False
         self._fill: bytes | None = None
@@ -74,7 +76,7 @@ class Exchange:
     def _located(self, held: Mapping[str, Held] | None) -> None:
         self._locating = None
         if held is not None:
-            self._asked = self._asked._replace(held=held)
+            self._asked = replace(self._asked, held=held)
         self._enter()
 
     def _enter(self) -> None:
@@ -129,8 +131,10 @@ class Exchange:
             self._decode.upstream.resume_reading()
 
     def sweep(self, now: float) -> None:
-        """Look after a decode worker that has fallen silent."""
+        """Look after workers that have fallen silent."""
         limits = self.pool.limits
+        if self._prefill is not None:
+            self._prefill.sweep(limits.prefill_timeout)
         if self._decode is None:
             return
         if self._state.phase is Phase.RELAY:
@@ -159,7 +163,8 @@ class Exchange:
             cached = cached_tokens(body)
             self.pool.prefilled(leg.endpoint, leg.expected, leg.seconds, cached)
             self.pool.meter.prefilled(leg.endpoint, leg.expected, self._asked.ask.prompt, leg.seconds, cached)
-            self.pool.warmth.add(leg.endpoint.id, cached or 0, self.pool.clock())
+            if cached:
+                self.pool.warmth.add(leg.endpoint.id, cached, self.pool.clock())
             if cached is not None:
                 by = ("warm",) if cached else ("cold",)
                 self.pool.numbers.observe("twinpool_router_prefill_by_cache_seconds", leg.seconds, by)
@@ -243,7 +248,7 @@ class Exchange:
             return
         if self._state.prefills > 1:
             self.pool.numbers.add("twinpool_router_retries_total", ("prefill",))
-        self._tried_prefill.add(endpoint.id)
+        self._tried_prefill += (endpoint.id,)
         self._record.prefill = endpoint.pod
         self._begin_leg("prefill", endpoint)
         work = pool.sent(self._asked, endpoint)
@@ -251,8 +256,7 @@ class Exchange:
         leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens, work)
 
         def connected() -> None:
-            body = prefill_body(self._call.request)
-            leg.send(self._head(endpoint, self._call.forwarded.prefill, body), body)
+            leg.send(self._head(self._call.forwarded.prefill), prefill_body(self._call.request))
 
         leg.connect(connected, lambda: self.prefill_failed("connect"))
 
@@ -264,7 +268,7 @@ class Exchange:
             return
         if self._state.decodes > 1:
             self.pool.numbers.add("twinpool_router_retries_total", ("decode",))
-        self._tried_decode.add(endpoint.id)
+        self._tried_decode += (endpoint.id,)
         self._record.decode = endpoint.pod
         self._begin_leg("decode", endpoint)
         request = self._call.request
@@ -293,19 +297,15 @@ class Exchange:
         leg = self._decode
         assert leg is not None
         body = decode_body(self._call.request, params)
-        leg.send(self._head(leg.endpoint, self._call.forwarded.decode, body), body, handed_off=params is not None)
+        leg.send(self._head(self._call.forwarded.decode), body, handed_off=params is not None)
 
-    def _head(self, endpoint: Endpoint, forwarded: bytes, body: bytes) -> bytes:
-        return b"POST %b HTTP/1.1\r\nHost: %b:%d\r\nContent-Length: %d\r\n%b%b\r\n" % (
-            self._call.target, endpoint.host.encode(), endpoint.port, len(body), forwarded, self._trace_line(),
-        )  # fmt: skip
-
-    def _trace_line(self) -> bytes:
-        """Return the header line that says whose child an engine's span is, if this router says it."""
-        if self._record.trace is not None:
-            return self._record.trace.header()
-        client = self._call.forwarded.traceparent
-        return b"traceparent: %b\r\n" % client if client else b""
+    def _head(self, forwarded: bytes) -> tuple[bytes, bytes]:
+        """Return the target and the header lines of a leg."""
+        if self._record.trace is not None:  # whose child an engine's span is, where this router says it
+            forwarded += self._record.trace.header()
+        elif self._call.forwarded.traceparent:
+            forwarded += b"traceparent: %b\r\n" % self._call.forwarded.traceparent
+        return self._call.target, forwarded
 
     def _begin_leg(self, role: str, endpoint: Endpoint) -> None:
         if self._record.trace is not None:

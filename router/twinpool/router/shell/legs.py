@@ -72,7 +72,7 @@ class _Leg:
 class PrefillLeg(_Leg):
     """Collects the short answer of a prefill worker."""
 
-    __slots__ = ("_exchange", "_head", "_pieces", "_size", "_started", "_timer", "expected", "seconds")
+    __slots__ = ("_exchange", "_head", "_pieces", "_size", "_started", "expected", "seconds")
 
     def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int, work: Work) -> None:
         super().__init__(exchange.pool, endpoint, tokens, work)
@@ -84,10 +84,9 @@ class PrefillLeg(_Leg):
         self._pieces: list[bytes] = []
         self._size = 0
         self._started = self._pool.clock()
-        self._timer = self._pool.loop.call_later(self._pool.limits.prefill_timeout, self._late)
 
-    def send(self, head: bytes, body: bytes) -> None:
-        """Send the leg over the open connection."""
+    def send(self, head: tuple[bytes, bytes], body: bytes) -> None:
+        """Send the leg, its target and header lines given as ``head``, over the open connection."""
         if self.upstream is not None:
             self.upstream.send(self, head, body)
 
@@ -123,15 +122,12 @@ class PrefillLeg(_Leg):
         self._pool.failed(self.endpoint, "lost")
         self._exchange.prefill_failed("connection_lost")
 
-    def _late(self) -> None:
-        self.drop()
-        self._pool.failed(self.endpoint, "timeout")
-        self._exchange.prefill_failed("timeout")
-
-    def close(self) -> None:
-        """Stop the clock too."""
-        self._timer.cancel()
-        super().close()
+    def sweep(self, longest: float) -> None:
+        """Give the worker up when it has taken more than ``longest`` seconds."""
+        if self._pool.clock() - self._started > longest:
+            self.drop()
+            self._pool.failed(self.endpoint, "timeout")
+            self._exchange.prefill_failed("timeout")
 
 
 class DecodeLeg(_Leg):
@@ -157,8 +153,8 @@ class DecodeLeg(_Leg):
         self._moved = False
         self._moved_at = 0.0
 
-    def send(self, head: bytes, body: bytes, handed_off: bool) -> None:
-        """Send the leg over the open connection."""
+    def send(self, head: tuple[bytes, bytes], body: bytes, handed_off: bool) -> None:
+        """Send the leg, its target and header lines given as ``head``, over the open connection."""
         if self.upstream is not None:
             self.handed_off = handed_off
             self.sent = self._moved_at = self._pool.loop.time()

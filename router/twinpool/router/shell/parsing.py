@@ -7,10 +7,11 @@ refusals of what this router does not do. After a refusal nothing more of that c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import httptools
+import msgspec
 
 from twinpool.router.logic.errors import Refusal
 
@@ -22,9 +23,11 @@ _MALFORMED: Final = "The request is not valid HTTP/1.1: {}."
 _TOO_BUSY: Final = Refusal(
     503, "too_many_bodies", "The router holds as many request bodies as it may. Try again shortly.", retry_after=1
 )
+#: Headers of which some values are refused.
+_LOOKED_AT: Final = frozenset({b"transfer-encoding", b"content-encoding", b"expect"})
 
 
-class Incoming(NamedTuple):
+class Incoming(msgspec.Struct, frozen=True):
     """A complete request."""
 
     method: bytes
@@ -52,9 +55,10 @@ class RequestParser:
         self._parser = httptools.HttpRequestParser(self)
         self._done: list[Incoming] = []
         self._refusal: Refusal | None = None
-        self._head_bytes = self._header_bytes = 0
+        #: Bytes of the head in pieces after the one that it began in, and of the present piece.
+        self._head_bytes = self._piece = 0
         self._since_body = 0
-        self._target = b""
+        self._method = self._target = b""
         self._headers: list[Header] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -69,9 +73,10 @@ class RequestParser:
         self._done = []
         if self._refusal is not None:
             return [], self._refusal
-        self._since_body += len(data)
+        size = self._piece = len(data)
+        self._since_body += size
         if self.in_head:
-            self._head_bytes += len(data)
+            self._head_bytes += size
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -102,7 +107,7 @@ class RequestParser:
         """A request begins."""
         self.in_head, self.in_body = True, False
         self._target, self._headers, self._body, self._body_bytes = b"", [], [], 0
-        self._head_bytes = self._header_bytes = 0
+        self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request target."""
@@ -112,40 +117,53 @@ class RequestParser:
         """A header, or a trailer, which is dropped."""
         if self.in_head:
             self._headers.append((name.lower(), value))
-            self._header_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
         """Refuse early what needs no body to be refused, and ask for the body where the client waits to be asked."""
         self.in_head, self.in_body = False, True
         self._since_body = 0
-        size = len(self._target) + self._header_bytes
-        names = [name for name, _ in self._headers]
         given = dict(self._headers)
-        if size > self._limits.head or len(names) > self._limits.headers:
+        self._method = self._parser.get_method()
+        if len(self._headers) > self._limits.headers or self._head_size() > self._limits.head:
             self._refuse(self._too_large_head())
         elif self._parser.get_http_version() != "1.1":
             self._refuse(Refusal(505, "http_version", "This server speaks HTTP/1.1 only."))
-        elif names.count(b"host") != 1:
+        elif b"host" not in given or (len(given) < len(self._headers) and self._names().count(b"host") > 1):
             self._refuse(Refusal(400, "malformed_request", "The request must have exactly one Host header."))
-        elif b"upgrade" in given or self._parser.get_method() == b"CONNECT":
+        elif b"upgrade" in given or self._method == b"CONNECT":
             self._refuse(Refusal(501, "no_upgrade", "This server does not switch protocols; send no Upgrade header."))
-        elif given.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            self._refuse(Refusal(501, "transfer_encoding", "The only Transfer-Encoding that is understood is chunked."))
-        elif given.get(b"content-encoding", b"identity").lower() != b"identity":
-            self._refuse(Refusal(415, "content_encoding", "Send the request body without Content-Encoding."))
         elif int(given.get(b"content-length", b"0")) > self._limits.body:
             self._refuse(self._too_large_body())
-        elif b"expect" in given:
-            if given[b"expect"].lower() == b"100-continue":
-                self.wants_continue = True
-            else:
-                self._refuse(Refusal(417, "expectation", "The only Expect that is understood is 100-continue."))
+        elif not _LOOKED_AT.isdisjoint(given):
+            self._look_closer(given)
         if self._admit is not None and self._refusal is None:
             admitted = self._admit(self._target, self._headers)
             if isinstance(admitted, Refusal):
                 self._refuse(admitted)
             else:
                 self._key = admitted
+
+    def _head_size(self) -> int:
+        """Return the size of the head; where the pieces that hold it are small enough, an upper bound does."""
+        most = self._head_bytes + self._piece
+        if most <= self._limits.head:
+            return most
+        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
+    def _names(self) -> list[bytes]:
+        return [name for name, _ in self._headers]
+
+    def _look_closer(self, given: Mapping[bytes, bytes]) -> None:
+        """Refuse what headers say of the body that this router does not do."""
+        if given.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            self._refuse(Refusal(501, "transfer_encoding", "The only Transfer-Encoding that is understood is chunked."))
+        elif given.get(b"content-encoding", b"identity").lower() != b"identity":
+            self._refuse(Refusal(415, "content_encoding", "Send the request body without Content-Encoding."))
+        elif b"expect" in given:
+            if given[b"expect"].lower() == b"100-continue":
+                self.wants_continue = True
+            else:
+                self._refuse(Refusal(417, "expectation", "The only Expect that is understood is 100-continue."))
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
@@ -170,7 +188,7 @@ class RequestParser:
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
             self._done.append(
                 Incoming(
-                    self._parser.get_method(),
+                    self._method,
                     self._target,
                     tuple(self._headers),
                     body,

@@ -127,12 +127,14 @@ class Pool:
 
     def choose_prefill(self, asked: Asked, tried: Collection[str]) -> Endpoint | None:
         """Choose a prefill worker that was not tried yet."""
-        candidates = self.directory.prefill
+        candidates: Sequence[Endpoint] = self.directory.prefill
         if tried:
             candidates = tuple(endpoint for endpoint in candidates if endpoint.id not in tried)
         if not candidates:
             return None
-        usable = self._usable(share.of_one_revision(candidates, self._shares, self.rng))
+        if len(self._shares) > 1:
+            candidates = share.of_one_revision(candidates, self._shares, self.rng)
+        usable = self._usable(candidates)
         return self._chosen(self.chooser.prefill(asked, usable))
 
     def choose_decode(self, asked: Asked, revision: str | None, tried: Collection[str]) -> Endpoint | None:
@@ -176,11 +178,14 @@ class Pool:
             self.numbers.add("twinpool_router_index_predictions_total", (endpoint.pod, outcome))
 
     def _usable(self, candidates: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        if self.breaker.quiet:
+            return candidates
         avoided = self.breaker.avoided(self.loop.time(), self.rng)
         return policy.preferred(candidates, avoided) if avoided else candidates
 
     def _chosen(self, endpoint: Endpoint) -> Endpoint:
-        self.breaker.chosen(endpoint.id, self.loop.time())
+        if not self.breaker.quiet:
+            self.breaker.chosen(endpoint.id, self.loop.time())
         return endpoint
 
     def suspects(self) -> Iterable[str]:
@@ -194,4 +199,5 @@ class Pool:
 
     def succeeded(self, endpoint: Endpoint) -> None:
         """A leg to ``endpoint`` was answered."""
-        self.breaker.succeeded(endpoint.id, self.loop.time())
+        if not self.breaker.quiet:
+            self.breaker.succeeded(endpoint.id, self.loop.time())

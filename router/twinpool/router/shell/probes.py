@@ -51,7 +51,7 @@ class Prober:
             after = self._health[endpoint.id] = judge(before, await probe(endpoint))
             if after.admitted != before.admitted:
                 self._changed()
-            await asyncio.sleep(after.interval)
+            await asyncio.sleep(after.interval(len(self._tasks)))
 
 
 async def probe(endpoint: Endpoint) -> Probe:

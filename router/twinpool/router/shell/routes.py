@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
 _WORKER_ROUTES: Final = {route.value.encode(): route for route in Route}
+_LABELS: Final = {
+    **{path: route.value for path, route in _WORKER_ROUTES.items()},
+    HEALTH: "/health",
+    MODELS: "/v1/models",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,7 @@ class Answer:
 
 def label(target: bytes) -> str:
     """Return the ``route`` label of a request target: one of the known paths, or ``other``."""
-    path = path_of(target)
-    known = path in _WORKER_ROUTES or path in (HEALTH, MODELS)
-    return path.decode() if known else "other"
+    return _LABELS.get(target) or _LABELS.get(path_of(target), "other")
 
 
 def path_of(target: bytes) -> bytes:
@@ -71,8 +74,13 @@ def dispatch(
     Refused
         When it is answered with an error.
     """
-    path = path_of(incoming.target)
-    route = _WORKER_ROUTES.get(path)
+    target = path = incoming.target
+    route = _WORKER_ROUTES.get(target)
+    if route is None:  # not as everybody writes it
+        path = path_of(target)
+        route = _WORKER_ROUTES.get(path)
+        query = target.partition(b"?")
+        target = path + query[1] + query[2]
     if route is None:
         return _own(path, incoming.method, models, draining)
     if incoming.method != b"POST":
@@ -84,8 +92,6 @@ def dispatch(
         raise Refused(Refusal(404, "model_not_found", message, param="model"))
     if request.model is not None and request.model != config.models[0]:
         request = with_model(request, config.models[0])
-    query = incoming.target.partition(b"?")
-    target = path + query[1] + query[2]
     forwarded = forward(incoming.headers, new_id, hide_keys=hide_keys, traces=bool(config.tracing_url))
     return Call(route, target, forwarded, request, now, incoming.key)
 

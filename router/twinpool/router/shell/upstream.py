@@ -41,11 +41,23 @@ class Leg(Protocol):
 class Upstream(asyncio.Protocol):
     """One connection to one engine."""
 
-    __slots__ = ("_body", "_buffer", "_keep", "_leg", "_owner", "endpoint", "idle_since", "paused", "transport")
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_host",
+        "_keep",
+        "_leg",
+        "_owner",
+        "endpoint",
+        "idle_since",
+        "paused",
+        "transport",
+    )
 
     def __init__(self, owner: Connections, endpoint: Endpoint) -> None:
         self._owner = owner
         self.endpoint = endpoint
+        self._host = b" HTTP/1.1\r\nHost: %b:%d\r\nContent-Length: " % (endpoint.host.encode(), endpoint.port)
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self.idle_since = 0.0
         self._leg: Leg | None = None
@@ -64,15 +76,17 @@ class Upstream(asyncio.Protocol):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
 
-    def send(self, leg: Leg, head: bytes, body: bytes) -> None:
-        """Send a request; its answer goes to ``leg``."""
+    def send(self, leg: Leg, head: tuple[bytes, bytes], body: bytes) -> None:
+        """Send a request with the target and the header lines of ``head``; its answer goes to ``leg``."""
         self._leg = leg
         self._body = None
         self._buffer = b""
-        if len(body) < _JOIN_BELOW:
-            self.transport.write(head + body)
+        target, lines = head
+        size = len(body)
+        if size < _JOIN_BELOW:
+            self.transport.write(b"POST %b%b%d\r\n%b\r\n%b" % (target, self._host, size, lines, body))
         else:
-            self.transport.writelines((head, body))
+            self.transport.writelines((b"POST %b%b%d\r\n%b\r\n" % (target, self._host, size, lines), body))
 
     def abort(self) -> None:
         """Close at once; nothing more is reported to the leg."""

@@ -1,0 +1,1 @@
+"""What the router adds to a request in time, and how it bears many streams and many endpoints."""
