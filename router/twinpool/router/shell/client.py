@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NEVER = float("inf")
+_HEALTH = routes.HEALTH.decode()
 _TOO_MANY = Refusal(503, "too_many_clients", "The router has as many clients as it may. Try again.", retry_after=1)
 
 
@@ -363,7 +364,7 @@ class ClientConnection(asyncio.Protocol):
     def _admit(self, target: bytes, headers: Sequence[Header]) -> str | Refusal:
         """Ask for the API key before a body is held for somebody who has none."""
         keyring = self._pool.keyring
-        if keyring is None or routes.path_of(target) == routes.HEALTH:
+        if keyring is None or routes.label(target) == _HEALTH:
             return ""
         return keyring.name_of(headers) or UNKNOWN_KEY
 

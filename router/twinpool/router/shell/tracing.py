@@ -55,7 +55,8 @@ class Tracing:
 
     def begin(self, call: Call, age: float) -> Trace | None:
         """Begin the trace of a request that was complete ``age`` seconds ago; None when it has none."""
-        parent = trace.parent(call.forwarded.traceparent)
+        header = call.forwarded.traceparent
+        parent = trace.parent(header) if header else None
         if not (parent.sampled if parent else self._rng.random() < self._sampling):
             return None
         return Trace(self._tracer, call, parent, time.time_ns() - int(age * _NANOSECONDS))
