@@ -74,6 +74,7 @@ def cells(quick: bool) -> Iterator[list[Cell]]:
 def _cpu(running: Running, quick: bool) -> Callable[[], float]:
     pid, port = running
     bodies, requests = prompts(2000), 2000 if quick else 8000
+    stream(HOST, port, _PATH, bodies, 32, 1000, HEADERS)  # opens connections, and finds all workers well
 
     def sample() -> float:
         before = cpu_seconds(pid)

@@ -81,6 +81,9 @@ def test_policies_that_know_no_prefixes_do_not_read_prompts() -> None:
         assert ours.index.table.capacity == 8
     ours, _ = chooser(policy="least-load", conditional="auto")
     assert ours.asked(request()).keys
+    short = ours.asked(request("short"))
+    assert short.keys == ()
+    assert ours.sent(short, P[0]).cached == 0
 
 
 def test_a_process_takes_its_copies_to_have_as_much_work_as_itself() -> None:
