@@ -140,8 +140,7 @@ class BlockPool:
 
     def offloaded(self, new: Sequence[int], gone: Sequence[int]) -> None:
         """Tell of blocks that came into the host's memory, and of those that left it."""
-        if new:
-            self.events.append(Stored(tuple(new), None, (), medium="CPU"))
+        self.events += [Stored(tuple(new), None, (), medium="CPU")] if new else []
         self.events += [Removed(value, "CPU") for value in gone]
 
     def clear(self) -> bool:

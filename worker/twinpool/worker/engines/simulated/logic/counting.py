@@ -81,6 +81,6 @@ def first_token(metrics: Metrics, sequence: Sequence, now: float) -> None:
     )
     for source, count in by_source:
         metrics.add("prompt_tokens_by_source", count, source)
-    if sequence.running_since is not None:
-        metrics.observe("request_prefill_time_seconds", now - sequence.running_since)
-        metrics.observe("request_prefill_kv_computed_tokens", computed)
+    began = sequence.arrived if sequence.running_since is None else sequence.running_since
+    metrics.observe("request_prefill_time_seconds", now - began)
+    metrics.observe("request_prefill_kv_computed_tokens", computed)

@@ -165,8 +165,8 @@ class Engine:
         load, sequence.load = sequence.load, NOTHING
         counting.loaded(self.metrics, self.tiers, load)
         sequence.computed += load.blocks * self.limits.block_size
-        if sequence.last_token is None:
-            sequence.external = load.blocks * self.limits.block_size
+        first = sequence.last_token is None
+        sequence.external = load.blocks * self.limits.block_size if first else sequence.external
         sequence.phase = Phase.WAITING
         self._store(sequence)
         self._waiting.appendleft(sequence)
