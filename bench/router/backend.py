@@ -104,6 +104,14 @@ def addresses(count: int) -> list[str]:
     return [f"127.0.{number // 250}.{number % 250 + 1}" for number in range(count)]
 
 
+def command(port: int, chunks: int, *, pause: float = 0.0, events: int = 0, count: int = 1) -> list[str]:
+    """Return the command line of an engine that answers with ``chunks`` events, ``pause`` seconds apart.
+
+    It listens at ``count`` addresses, and publishes its KV events on port ``events`` if that is not 0.
+    """
+    return [sys.executable, "-m", "bench.router.backend", str(port), str(chunks), str(pause), str(events), str(count)]
+
+
 async def _serve(port: int, chunks: int, pause: float, events: int, count: int) -> None:
     stream, publisher = _stream(chunks), Publisher(events) if events else None
     loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.harness.load import LoadFailed
 from bench.harness.server import free_port, started
-from bench.router.backend import addresses
+from bench.router.backend import addresses, command
 from bench.router.peers import SMG, VLLM, installed
 from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
 
@@ -64,8 +64,7 @@ def collector(stack: ExitStack) -> int:
 
 
 def _engine(stack: ExitStack, made: Engine, chunks: int, pause: float, count: int = 1) -> Engine:
-    argv = [sys.executable, "-m", "bench.router.backend", str(made.port), str(chunks), str(pause), str(made.events)]
-    argv.append(str(count))
+    argv = command(made.port, chunks, pause=pause, events=made.events, count=count)
     stack.enter_context(started(argv, host=HOST, port=made.port))
     return made
 

@@ -23,6 +23,7 @@ import uvloop
 
 from bench.harness.load import LoadFailed, answer_of
 from bench.harness.server import free_port, started
+from bench.router.backend import command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,8 +83,7 @@ def soak(seconds: float) -> Outcome:
         engines: list[dict[str, object]] = []
         for role in ("prefill", "prefill", "decode", "decode", "decode"):
             port = free_port()
-            argv = [sys.executable, "-m", "bench.router.backend", str(port), "8"]
-            stack.enter_context(started(argv, host=_HOST, port=port))
+            stack.enter_context(started(command(port, 8), host=_HOST, port=port))
             engines.append({"role": role, "host": _HOST, "port": port})
         listed = Path(stack.enter_context(TemporaryDirectory())) / "workers.json"
         listed.write_text(json.dumps(engines))
