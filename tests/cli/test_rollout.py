@@ -177,6 +177,17 @@ def test_undo_puts_back_what_pods_are_made_of_and_nothing_else(cluster: FakeClus
     ]
 
 
+def test_undo_puts_back_every_block_that_pods_are_made_of(cluster: FakeCluster) -> None:
+    cluster.stored["spec"] |= {
+        "speculation": {"method": "ngram"},
+        "tracing": {"endpoint": "http://collector:4317"},
+    }
+    assert main(["rollout", "undo", "llama", "--to", "1"]) == 0
+    ((_, patch),) = cluster.patches
+    removed = {step["path"] for step in patch if step["op"] == "remove"}
+    assert removed == {f"/spec/{block}" for block in ("engine", "speculation", "tracing")}
+
+
 @pytest.mark.parametrize("annotated", [True, False])
 def test_undo_to_a_revision_that_was_a_restart(cluster: FakeCluster, annotated: bool) -> None:
     first, _ = revisions()

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path  # noqa: TC003 - cyclopts reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ from twinpool.operator.logic.decision import decide
 from twinpool.operator.logic.forecast import Stage, forecast, ready
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.observed import timestamp
-from twinpool.operator.logic.revision import Revision, stored, with_inputs
+from twinpool.operator.logic.revision import BLOCKS, Revision, stored, with_inputs
 from twinpool.operator.logic.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ app = App(name="rollout", help="See, foresee and steer how a pool moves to a new
 
 Pool = Annotated[str, Parameter(help="Name of the pool.")]
 
-#: Blocks of the spec that an undo puts back.
-_BLOCKS = ("model", "engine", "handoff", *protocol.ROLES)
+#: Blocks of the spec that an undo puts back: all that pods are made of.
+_UNDONE = (*BLOCKS, *protocol.ROLES)
 
 
 @app.command
@@ -143,8 +144,13 @@ def undo(
     return 0
 
 
+def _settings() -> Settings:
+    """Return what an operator of this version renders pods with; images that it was told besides are not known here."""
+    return Settings(version=metadata.version("twinpool"))
+
+
 def _chosen(observed: Observed, to: str) -> Revision:
-    known, now = stored(observed), decide(observed, Settings(), time.time()).newest
+    known, now = stored(observed), decide(observed, _settings(), time.time()).newest
     name = observed.pool.metadata.name
     if to:
         found = [item for item in known if to in (item.name, str(item.number))]
@@ -162,7 +168,7 @@ def _undoing(observed: Observed, body: dict[str, Any], chosen: Revision) -> list
     back = with_inputs(observed.pool, chosen.inputs)
     spec = back.to_manifest()["spec"]
     patch = [{"op": "test", "path": "/metadata/generation", "value": body["metadata"]["generation"]}]
-    for block in _BLOCKS:
+    for block in _UNDONE:
         if block in spec:
             patch.append({"op": "add", "path": f"/spec/{block}", "value": spec[block]})
         elif block in body["spec"]:
@@ -196,7 +202,7 @@ def plan(
         raise TwinpoolError("give the name of a pool, or --file with its new manifest", "not both")
     kubectl = Kubectl(namespace, context)
     observed = with_manifest(kubectl, file) if file else observe(kubectl, pool)[0]
-    begin = decide(observed, Settings(), time.time()).state
+    begin = decide(observed, _settings(), time.time()).state
     stages = list(forecast(begin))
     if output != "text":
         write_value(_as_json(observed.pool.metadata.name, begin, stages), output)

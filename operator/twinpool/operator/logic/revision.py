@@ -36,7 +36,7 @@ LENGTH = 10
 KIND = "ControllerRevision"
 
 #: Blocks of the spec that pods are made of, besides the roles.
-_BLOCKS = ("model", "engine", "handoff", "tracing", "speculation")
+BLOCKS = ("model", "engine", "handoff", "tracing", "speculation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Revision:
 def inputs(pool: InferencePool) -> dict[str, Any]:
     """Return what pods are made of: set fields only, so that a default that is spelled out makes no difference."""
     spec = pool.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    found: dict[str, Any] = {block: spec[block] for block in _BLOCKS if spec.get(block)}
+    found: dict[str, Any] = {block: spec[block] for block in BLOCKS if spec.get(block)}
     for role in names.roles(pool):
         found[role] = {key: value for key, value in (spec.get(role) or {}).items() if key != "replicas" and value != {}}
     if restart := pool.metadata.annotations.get(protocol.ANNOTATION_RESTART):
@@ -71,8 +71,8 @@ def with_inputs(pool: InferencePool, given: Mapping[str, Any]) -> InferencePool:
         When the inputs were written by a version with other fields.
     """
     spec = pool.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    now = {key: value for key, value in spec.items() if key not in (*_BLOCKS, *protocol.ROLES)}
-    blocks = {block: given[block] for block in _BLOCKS if block in given}
+    now = {key: value for key, value in spec.items() if key not in (*BLOCKS, *protocol.ROLES)}
+    blocks = {block: given[block] for block in BLOCKS if block in given}
     roles = {
         role: {**given[role], **{key: value for key, value in (spec.get(role) or {}).items() if key == "replicas"}}
         for role in protocol.ROLES
