@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,7 +25,7 @@ from twinpool.worker.logic.pricing import Surroundings
 from twinpool.worker.logic.speculation import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from twinpool.localengine.layout import Engine
@@ -62,6 +62,20 @@ def start(
                 each.process.wait(timeout=60)
             each.process.kill()
             each.process.wait()
+
+
+def read_by_vllm(engine: Engine, script: str, lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Return what the engine's Python writes of ``lines``, one JSON object each."""
+    done = subprocess.run(
+        [engine.python, "-c", script],
+        input="\n".join(lines),
+        env={**serving_environment(engine), "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 PARSE = """
@@ -113,16 +127,7 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     drafting = tiny_config(role="decode", gpus=1, speculation="ngram")
     choice = choose(drafting, Surroundings(takes_schedule=True))
     lines.append(json.dumps(vllm_command(drafting, Pod("10.0.0.7"), {}, 1, Place(), choice.argument).argv[4:]))
-    done = subprocess.run(
-        [engine.python, "-c", PARSE],
-        input="\n".join(lines),
-        env={**serving_environment(engine), "HOME": os.environ.get("HOME", "/")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    parsed = read_by_vllm(engine, PARSE, lines)
     assert len(parsed) == len(settings) + 2 * len(places) + 2
     drafts, moved = parsed.pop(), parsed.pop()
     assert moved["experts"] == [True, 8, 3000, 1000, True, 100]
@@ -189,16 +194,7 @@ def test_vllm_understands_the_tiers(engine: Engine) -> None:
     both = tiny_config(role="prefill", gpus=2, connector="nixl", host_kv_bytes=2**30, disk_kv_bytes=2**40)
     alone = tiny_config(role="aggregated", gpus=2, connector=None, host_kv_bytes=2**30)
     lines = [json.dumps(vllm_command(one, Pod("10.0.0.7"), {}, 2, Place()).argv[4:]) for one in (both, alone)]
-    done = subprocess.run(
-        [engine.python, "-c", TIERS],
-        input="\n".join(lines),
-        env={**serving_environment(engine), "HOME": os.environ.get("HOME", "/")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    behind, host = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    behind, host = read_by_vllm(engine, TIERS, lines)
     assert behind["classes"] == ["NixlPullConnector", "OffloadingConnector"]
     assert behind["whole"] == ["MultiConnector", "kv_producer", "recompute"]
     assert behind["hybrid"], "else prefill and decode would disagree on their KV's layout"

@@ -6,8 +6,6 @@ import dataclasses
 import http.client
 import http.server
 import json
-import shutil
-import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +26,6 @@ from twinpool.operator.logic.observed import Observed, PodView
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-#: As Debian, Google and the others call it.
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 POOL: dict[str, Any] = {
     "metadata": {"name": "llama", "namespace": "team"},
@@ -259,29 +254,21 @@ def test_page_and_frame_are_served_to_this_machine_alone(served: Callable[[Still
         Server(server.server_address[1], server.watcher)
 
 
-def browse(url: str, folder: Path, *options: str) -> str:
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
-    command += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={folder}"]
-    command += ["--window-size=1280,800", "--virtual-time-budget=5000", *options, url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-def test_a_browser_shows_the_pool(served: Callable[[Still], Server], tmp_path: Path) -> None:
+def test_a_browser_shows_the_pool(
+    served: Callable[[Still], Server], browse: Callable[..., str], tmp_path: Path
+) -> None:
     server = served(Still(frame(snapshot(100.0, 10, 500), snapshot(110.0, 60, 1500))))
-    page = browse(server.url, tmp_path / "dom", "--dump-dom")
+    page = browse(server.url, "--dump-dom")
     assert "llama: Twinpool" in page
     for words in ("Ready", "prefill to decode 1:2", "5.00", "500 ms", "objective 800 ms", "draining", "25.0 %"):
         assert words in page, words
     assert page.count("animateMotion") > 2, "requests move"
-    browse(server.url, tmp_path / "shot", f"--screenshot={tmp_path / 'live.png'}")
+    browse(server.url, f"--screenshot={tmp_path / 'live.png'}")
     assert (tmp_path / "live.png").stat().st_size > 20_000
 
 
-def test_a_browser_shows_what_is_wrong(served: Callable[[Still], Server], tmp_path: Path) -> None:
-    page = browse(served(Still({}, "the API server does not answer")).url, tmp_path, "--dump-dom")
+def test_a_browser_shows_what_is_wrong(served: Callable[[Still], Server], browse: Callable[..., str]) -> None:
+    page = browse(served(Still({}, "the API server does not answer")).url, "--dump-dom")
     assert "the API server does not answer" in page
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
-import subprocess
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -18,6 +16,7 @@ from twinpool.simulate.traces import Request
 from twinpool.simulate.whatif import Moment, Outcome, Variant, course
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 MOMENTS = tuple(Moment(10.0 * n, n % 7, 2 * n) for n in range(20))
@@ -62,15 +61,8 @@ def test_the_course_counts_who_waits_and_who_is_written() -> None:
     assert course([], 1) == (Moment(0.0, 0, 0), Moment(0.0, 0, 0))
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
-def test_a_browser_draws_it(tmp_path: Path) -> None:
+def test_a_browser_draws_it(browse: Callable[..., str], tmp_path: Path) -> None:
     file, picture = tmp_path / "report.html", tmp_path / "report.png"
     file.write_text(page("pool with trace", "2:3", RUNS))
-    subprocess.run(
-        [
-            "chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-            "--window-size=900,2000", f"--screenshot={picture}", file.as_uri(),
-        ],
-        check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
+    browse(file.as_uri(), f"--screenshot={picture}", size="900,2000")
     assert picture.stat().st_size > 20_000

@@ -10,9 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from twinpool.core.errors import InvalidValue
 from twinpool.core.expert_load import Balance, StepLoad, balance
-from twinpool.core.model_config import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,10 +43,7 @@ def balancing_flags(config: WorkerConfig) -> list[str]:
 
 def expert_layers(found: Surroundings) -> int:
     """Return the layers of the model that have experts."""
-    try:
-        shape = None if found.model is None else shape_of(found.model, "config.json")
-    except InvalidValue:
-        shape = None
+    shape = found.shape
     return shape.experts.layers if shape is not None and shape.experts is not None else _MANY_LAYERS
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from twinpool.core.accelerators import Accelerator
     from twinpool.core.economics import Prices
+    from twinpool.core.kv import ModelShape
     from twinpool.core.protocol import WorkerConfig
 
 
@@ -31,6 +32,14 @@ class Surroundings:
     #: Whether the engine takes a number of tokens for each batch size.
     takes_schedule: bool = False
 
+    @property
+    def shape(self) -> ModelShape | None:
+        """The model's shape; None when its configuration is not there or not understood."""
+        try:
+            return None if self.model is None else shape_of(self.model, "config.json")
+        except InvalidValue:
+            return None
+
 
 @dataclass(frozen=True)
 class Basis:
@@ -44,10 +53,7 @@ class Basis:
 def basis(config: WorkerConfig, found: Surroundings) -> Basis:
     """Return what steps cost; what is not known is as in ``economics.ASSUMED``."""
     gpu = ACCELERATORS["cpu"] if config.gpus == 0 else accelerator(found.accelerator)
-    try:
-        shape = None if found.model is None else shape_of(found.model, "config.json")
-    except InvalidValue:
-        shape = None
+    shape = found.shape
     if gpu is None or shape is None:
         missing = "the accelerator" if gpu is None else "the shape of the model"
         words = f"{missing} is not known, an 8B model on an H100 is assumed"
