@@ -1,7 +1,7 @@
-"""Eight bottlenecks planted in simulated pools: ``twinpool explain`` must name each from what the pool counted.
+"""Six bottlenecks planted in simulated pools: ``twinpool explain`` must name each from what the pool counted.
 
-What is planted is a cause (a slow link, one slow worker, too small a cache), never the observation. Two causes are none
-of the simulator's: experts and groups that start are told beside it.
+What is planted is a cause (a slow link, one slow worker, too small a cache), never the observation. Two more causes are
+none of the simulator's: skewed experts and groups that start are planted in ``tests/cli/test_explain_engines.py``.
 """
 
 from __future__ import annotations
@@ -217,18 +217,6 @@ def test_cache_thrash(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = (*few, *families(300, 600, 4, start=few[-1].arrival))
     found = find(observe(monkeypatch, trace, replace(SETUP, prefill_cache=80_000)))
     assert found.cause == "cache thrash"
-
-
-def test_expert_skew(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = replace(ASSUMED, weights=ASSUMED.weights * 8, context=ASSUMED.context * 8)
-    seen = observe(monkeypatch, poisson(300, 4, output=200), replace(SETUP, prices=slow))
-    assert find(replace(seen, expert_balance=0.35)).cause == "expert skew"
-
-
-def test_cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = observe(monkeypatch, poisson(400, 40), replace(SETUP, prefill=1))
-    found = find(replace(seen, wanted={"prefill": 4, "decode": 4}))
-    assert (found.cause, found.within_objectives) == ("cold start", False)
 
 
 def test_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
