@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from twinpool.core import protocol
+from twinpool.core.pod_defaults import PodDefaults
+from twinpool.core.pod_defaults import parse as parse_pods
 from twinpool.core.spec import InferencePool
 from twinpool.core.topology import AUTO, NAMES, PRESETS, parse, topology
 from twinpool.operator.logic.router_objects import router_objects
@@ -178,6 +180,34 @@ def test_topology_is_a_preset_or_labels_which_the_operator_can_read(helm: Helm) 
     assert "are both set - leave topology.preset" in helm.run("template", str(CHART), *both, check=False).stderr
 
 
+def test_what_all_pools_get_is_what_the_operator_reads(helm: Helm) -> None:
+    def said(name: str) -> PodDefaults:
+        (container,) = one(helm.render(values(name)), "Deployment")["spec"]["template"]["spec"]["containers"]
+        (text,) = [entry["value"] for entry in container["env"] if entry["name"] == "TWINPOOL_PODS"]
+        return parse_pods(text)
+
+    found = said("available")
+    assert found.labels == {"cost-center": "42", "team": "serving"}
+    assert (found.router.priority_class_name, found.router.node_selector) == ("serving-critical", {"pool": "cpu"})
+    assert (found.worker.priority_class_name, found.worker.tolerations[0].key) == ("serving", "nvidia.com/gpu")
+    found = said("airgapped")
+    assert [secret.name for secret in found.image_pull_secrets] == ["mirror"]
+    assert [entry.name for entry in found.worker.env] == ["HTTPS_PROXY", "HF_ENDPOINT"]
+
+
+def test_labels_are_on_every_object_and_every_pod(helm: Helm) -> None:
+    kinds = ("PodMonitor", "PrometheusRule")
+    apis = [f"--api-versions=monitoring.coreos.com/v1/{kind}" for kind in kinds]
+    settings = ("--set-string=labels.cost=42", "--set=operator.replicas=2", "--set=networkPolicy.enabled=true")
+    more = ("--set=networkPolicy.poolNamespaces={serving}", "--set=operator.podLabels.cost=own")
+    bodies = helm.render(values("endpoints"), *apis, *settings, *more)
+    assert len(bodies) > 20
+    unlabelled = [(x["kind"], x["metadata"]["name"]) for x in bodies if x["metadata"]["labels"].get("cost") != "42"]
+    assert not unlabelled
+    pods = one(bodies, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert pods["cost"] == "own", "the nearer one wins, and neither is written twice"
+
+
 def test_every_value_has_its_default_and_its_schema() -> None:
     def keys(schema: Body) -> set[str] | dict[str, Any]:
         return {name: keys(inner) for name, inner in schema.get("properties", {}).items()}
@@ -232,6 +262,14 @@ def test_every_wrong_type_is_refused_with_its_place(helm: Helm, tmp_path: Path) 
         ("endpoints[0].pool=a", "at '/endpoints/0': missing property 'namespace'"),
         ("endpoints[0].namespace=b", "at '/endpoints/0': missing property 'pool'"),
         ("operator.tolerations=yes", "at '/operator/tolerations': got string, want array"),
+        ("operator.tolerations[0].effect=Never", "at '/operator/tolerations/0/effect': value must be one of 'NoSch"),
+        ("pools.worker.toleration[0].key=a", "at '/pools/worker': additional properties 'toleration' not allowed"),
+        ("pools.worker.env[0].name=TWINPOOL_A", "at '/pools/worker/env/0/name': 'not' failed"),
+        ("labels.a=5", "at '/labels/a': got number, want string"),
+        ("operator.podLabels.app\\.kubernetes\\.io/name=a", "operator.podLabels: app.kubernetes.io/name is set"),
+        ("labels.helm\\.sh/chart=a", "labels: helm.sh/chart is set by Twinpool, which finds its objects by it"),
+        ("pools.labels.serving\\.twinpool\\.dev/pool=a", "pools.labels: serving.twinpool.dev/pool is set by Twin"),
+        ("networkPolicy.clients[0].ipBlock.cidr=all", "at '/networkPolicy/clients/0/ipBlock/cidr': 'all' does not"),
     ],
 )
 def test_a_wrong_value_is_refused_in_words(helm: Helm, setting: str, words: str) -> None:

@@ -57,6 +57,13 @@ def test_the_topology_is_a_preset_or_labels_of_ones_own(capsys: pytest.CaptureFi
     assert "there is no topology 'moon' - use auto, eks" in capsys.readouterr().err
 
 
+def test_defaults_of_pods_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse([], {"TWINPOOL_PODS": '{"labels": {"team": "a"}}'})[0].settings.pods.labels == {"team": "a"}
+    with pytest.raises(SystemExit):
+        parse(["--pods", '{"labels": {"team": 5}}'], {})
+    assert "defaults of pods: labels.team: Input should be a valid string" in capsys.readouterr().err
+
+
 def test_no_cluster_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: object
 ) -> None:

@@ -17,14 +17,31 @@ app.kubernetes.io/name: twinpool-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* What the pod of `helm test` is found by, beside the release that its other labels name. */}}
+{{- define "twinpool.testSelector" -}}
+app.kubernetes.io/name: twinpool-test
+{{- end }}
+
+{{/* Labels of the user's: (list . "operator.podLabels" map). Those by which things are found are the chart's. */}}
+{{- define "twinpool.userLabels" -}}
+{{- $taken := merge (include "twinpool.selector" (index . 0) | fromYaml) (dict "helm.sh/chart" "" "app.kubernetes.io/managed-by" "" "app.kubernetes.io/part-of" "" "app.kubernetes.io/version" "") -}}
+{{- $where := index . 1 -}}
+{{- range $key, $_ := index . 2 -}}
+{{- if or (hasKey $taken $key) (hasPrefix "serving.twinpool.dev/" $key) -}}
+{{- fail (printf "values: %s: %s is set by Twinpool, which finds its objects by it - choose another key" $where $key) -}}
+{{- end -}}
+{{- end -}}
+{{- with index . 2 }}{{ toYaml . }}{{ end -}}
+{{- end }}
+
 {{- define "twinpool.labels" -}}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: twinpool
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-{{- with .Values.labels }}
-{{ toYaml . }}
+{{- with include "twinpool.userLabels" (list . "labels" .Values.labels) }}
+{{ . }}
 {{- end }}
 {{- end }}
 
@@ -87,4 +104,20 @@ seccompProfile:
 {{- fail "values: topology.preset and topology.levels are both set - leave topology.preset at auto to use labels of your own" -}}
 {{- end -}}
 {{- join "," $levels | default .Values.topology.preset -}}
+{{- end }}
+
+{{/* What the operator's --pods says, as JSON; empty where nothing is set. */}}
+{{- define "twinpool.pods" -}}
+{{- $pods := dict -}}
+{{- with merge (dict) .Values.pools.labels .Values.labels }}{{ $_ := set $pods "labels" . }}{{ end -}}
+{{- $_ := include "twinpool.userLabels" (list . "pools.labels" .Values.pools.labels) -}}
+{{- range $key := list "annotations" "imagePullSecrets" -}}
+{{- with index $.Values.pools $key }}{{ $_ := set $pods $key . }}{{ end -}}
+{{- end -}}
+{{- range $part := list "router" "worker" -}}
+{{- $own := dict -}}
+{{- range $key, $value := index $.Values.pools $part }}{{ with $value }}{{ $_ := set $own $key . }}{{ end }}{{ end -}}
+{{- with $own }}{{ $_ := set $pods $part . }}{{ end -}}
+{{- end -}}
+{{- with $pods }}{{ toJson . }}{{ end -}}
 {{- end }}

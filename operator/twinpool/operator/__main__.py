@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue, TwinpoolError
 from twinpool.core.links import LINKS_HELP, with_links
+from twinpool.core.pod_defaults import parse as parse_pods
 from twinpool.core.topology import AUTO, PRESETS
 from twinpool.core.topology import parse as parse_topology
 from twinpool.operator.logic.settings import Settings
@@ -38,6 +39,7 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
     levels = f"node labels of the network's levels: {', '.join((AUTO, *PRESETS))}, or LEVEL=LABEL,LEVEL=LABEL"
     add("--topology", "TWINPOOL_TOPOLOGY", AUTO, levels)
     add("--links", "TWINPOOL_LINKS", "", LINKS_HELP)
+    add("--pods", "TWINPOOL_PODS", "", "defaults of all pools' pods, JSON: labels, pull secrets, tolerations, ...")
     add("--namespace", "TWINPOOL_NAMESPACE", "", "serve only this namespace (empty: all)")
     add("--lease-namespace", "POD_NAMESPACE", "twinpool-system", "namespace of the Lease")
     add("--lease-name", "TWINPOOL_LEASE_NAME", "twinpool-operator", "name of the Lease")
@@ -49,6 +51,7 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
         parser.error(f"--log-level {given.log_level}: must be debug, info, warning or error")
     try:
         topology = with_links(parse_topology(given.topology), given.links)
+        pods = parse_pods(given.pods)
     except InvalidValue as error:
         parser.error(str(error))
     options = Options(
@@ -59,7 +62,12 @@ def parse(arguments: Sequence[str], environment: dict[str, str]) -> tuple[Option
         lease_namespace=given.lease_namespace,
         lease_name=given.lease_name,
         settings=Settings(
-            given.worker_image, given.router_image, given.vllm_image, topology, version=metadata.version("twinpool")
+            given.worker_image,
+            given.router_image,
+            given.vllm_image,
+            topology,
+            version=metadata.version("twinpool"),
+            pods=pods,
         ),
     )
     return options, given.log_level

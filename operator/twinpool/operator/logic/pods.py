@@ -19,6 +19,7 @@ from twinpool.core.protocol import WorkerConfig
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic import kv_tiers, names
 from twinpool.operator.logic.merge import merge
+from twinpool.operator.logic.pod_defaults import with_defaults
 from twinpool.operator.logic.timing import worker_grace
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ _DOWNWARD_ENV = {
 def worker_template(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) -> Template:
     """Return the pod template of a role, without what a group and a revision add (:func:`with_revision`)."""
     ours = _base(pool, name, role, settings)
-    return enforced(merge(ours, role.pod_template), ours)
+    filled = with_defaults(ours, settings.pods, settings.pods.worker, protocol.ENGINE_CONTAINER)
+    return enforced(merge(filled, role.pod_template), ours)
 
 
 def with_revision(template: Template, revision: str) -> Template:

@@ -9,6 +9,7 @@ from twinpool.core.protocol import RouterConfig
 from twinpool.core.units import parse_cpu, parse_duration
 from twinpool.operator.logic import names
 from twinpool.operator.logic.merge import merge
+from twinpool.operator.logic.pod_defaults import with_defaults
 from twinpool.operator.logic.pods import downward_env, enforced
 from twinpool.operator.logic.timing import router_drain, router_grace
 
@@ -137,7 +138,8 @@ def _deployment(pool: InferencePool, settings: Settings) -> Body:
             **({"volumes": volumes} if (volumes := _volumes(pool)) else {}),
         },
     }
-    template = enforced(merge(ours, pool.spec.routing.pod_template), ours)
+    filled = with_defaults(ours, settings.pods, settings.pods.router, protocol.ROUTER_CONTAINER)
+    template = enforced(merge(filled, pool.spec.routing.pod_template), ours)
     spec = {
         "replicas": pool.spec.routing.replicas,
         "selector": {"matchLabels": names.selector(pool, names.ROUTER)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from twinpool.core.pod_defaults import PodDefaults
 from twinpool.core.topology import AUTO, Topology, preset
 
 #: The vLLM release whose flags, metrics and handoff protocol Twinpool was built against.
@@ -27,3 +28,5 @@ class Settings:
     compute_domains: ComputeDomains = "NotServed"
     #: Version of the operator, which launchers compare with their own.
     version: str = ""
+    #: What pods of every pool get unless the pool says otherwise.
+    pods: PodDefaults = field(default_factory=PodDefaults)
