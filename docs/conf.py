@@ -39,7 +39,7 @@ html_css_files = ["pages.css"]
 #: Caption, and pages in order; * stands for all pages of a folder. Pages that are named nowhere come last.
 NAVIGATION: dict[str, list[str]] = {
     "Begin": ["README", "docs/concepts", "docs/faq", "docs/install", "examples/README"],
-    "Serve": ["docs/sizing", "docs/router", "docs/pod-template", "docs/tracing"],
+    "Serve": ["docs/sizing", "docs/weights", "docs/router", "docs/pod-template", "docs/tracing"],
     "How it decides": [
         "docs/routing",
         "docs/scaling",

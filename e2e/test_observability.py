@@ -56,6 +56,8 @@ UNSEEN = {
     "twinpool_operator_pool_needed_groups": "the pool does not scale",
     "twinpool_worker_speculation_acceptance_ratio": "the pool does not speculate",
     "twinpool_worker_speculation_tokens_per_step": "the same",
+    "twinpool_worker_weights_bytes": "the pool's model is not fetched from a hub",
+    "twinpool_worker_weights_total_bytes": "the same",
     "twinpool_worker_kv_tier_size_bytes": "the pool has no KV tiers",
     "twinpool_worker_kv_tier_evicted_bytes_total": "the same",
     "twinpool_worker_kv_tier_token_load_seconds": "the same",

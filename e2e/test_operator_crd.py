@@ -333,6 +333,38 @@ CASES: list[Case] = [
         {"model": {"name": "m", "revision": "main", "source": "pvc://claim/m"}},
         ("spec.model.revision", "Hugging Face hub"),
     ),
+    Case(
+        ".spec.model",
+        {"model": {"name": "m", "cache": {"hostPath": "/var/lib/weights"}}},
+        {"model": {"name": "m", "source": "oci://image", "cache": {"hostPath": "/var/lib/weights"}}},
+        ("spec.model.cache", "Hugging Face hub"),
+    ),
+    Case(
+        ".spec.model",
+        {"model": {"name": "m", "source": "pvc://c/m", "checksum": f"sha256:{'0' * 64}"}},
+        {"model": {"name": "m", "checksum": f"sha256:{'0' * 64}"}},
+        ("spec.model.checksum", "belongs to"),
+    ),
+    Case(
+        ".spec.model.checksum",
+        {"model": {"name": "m", "source": "oci://image", "checksum": f"sha256:{'a' * 64}"}},
+        {"model": {"name": "m", "source": "oci://image", "checksum": f"sha256:{'A' * 64}"}},
+        ("spec.model.checksum", "hexadecimal"),
+    ),
+    Case(
+        ".spec.model.cache",
+        {"model": {"name": "m", "cache": {"claim": "weights"}}},
+        {"model": {"name": "m", "cache": {"claim": "weights", "hostPath": "/w"}}},
+        ("spec.model.cache", "either hostPath or claim"),
+        extra=({"model": {"name": "m", "cache": {}}},),
+    ),
+    Case(
+        ".spec.model.cache.hostPath",
+        {"model": {"name": "m", "cache": {"hostPath": "/var/lib/weights"}}},
+        {"model": {"name": "m", "cache": {"hostPath": "weights"}}},
+        ("spec.model.cache.hostPath", "absolute"),
+        extra=({"model": {"name": "m", "cache": {"hostPath": "/var/../etc"}}},),
+    ),
     Case(".spec.model.name", {"model": {"name": "org/m-1.0_x:y"}}, {"model": {"name": "-m"}}, ("spec.model.name",)),
     Case(
         ".spec.model.aliases[]",

@@ -78,5 +78,5 @@ def test_a_shared_tier_is_a_claim(prefill: Callable[..., dict[str, Any]]) -> Non
 
 def test_without_tiers_nothing_changes(prefill: Callable[..., dict[str, Any]]) -> None:
     made = prefill()
-    assert set(volumes(made)) == {"twinpool", "shm"}
+    assert set(volumes(made)) == {"twinpool", "shm", "weights"}
     assert launcher_settings(made).host_kv_bytes == 0  # type: ignore[union-attr]

@@ -10,8 +10,9 @@ import pytest
 from twinpool.core import protocol
 from twinpool.core.protocol import WorkerConfig
 from twinpool.operator.logic import names
-from twinpool.operator.logic.pods import gpus, model_path, with_revision, worker_template
+from twinpool.operator.logic.pods import gpus, with_revision, worker_template
 from twinpool.operator.logic.settings import VLLM_IMAGE, Settings
+from twinpool.operator.logic.weights import model_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,6 +153,48 @@ def test_speculation_is_the_pools_and_the_number_of_tokens_the_roles(make_pool: 
 
 def test_launchers_are_told_the_operators_version(make_pool: Make) -> None:
     assert config(template(make_pool(), settings=Settings(version="1.2"))).operator_version == "1.2"
+
+
+@pytest.mark.parametrize(
+    ("cache", "volume"),
+    [
+        (None, {"emptyDir": {}}),
+        ({"hostPath": "/var/lib/w"}, {"hostPath": {"path": "/var/lib/w", "type": "DirectoryOrCreate"}}),
+        ({"claim": "weights"}, {"persistentVolumeClaim": {"claimName": "weights"}}),
+    ],
+)
+def test_weights_of_the_hub_have_a_place(make_pool: Make, cache: Any, volume: Any) -> None:
+    made = template(make_pool({"model": {"cache": cache}} if cache else None))
+    assert {"name": "weights", **volume} in made["spec"]["volumes"]
+    assert {"name": "weights", "mountPath": "/twinpool-weights"} in engine(made)["volumeMounts"]
+    assert {"name": "HF_HOME", "value": "/twinpool-weights"} in engine(made)["env"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"engine": {"kind": "simulated"}}, False),
+        ({"model": {"source": "file:///m"}}, False),
+        ({"model": {"source": "file:///m"}, "speculation": {"method": "eagle3", "model": "/m/draft"}}, False),
+        ({"model": {"source": "file:///m"}, "speculation": {"method": "eagle3", "model": "org/draft"}}, True),
+    ],
+)
+def test_only_what_is_fetched_has_a_place(make_pool: Make, changes: dict[str, Any], kept: bool) -> None:
+    made = template(make_pool(changes))
+    assert any(volume["name"] == "weights" for volume in made["spec"]["volumes"]) == kept
+
+
+def test_a_place_of_the_users_own_stays(make_pool: Make) -> None:
+    own = {"name": "HF_HUB_CACHE", "value": "/data"}
+    assert not [
+        entry for entry in engine(template(make_pool(engine={"env": [own]})))["env"] if entry["name"] == "HF_HOME"
+    ]
+
+
+def test_a_model_on_a_volume_may_be_checked(make_pool: Make) -> None:
+    checksum = f"sha256:{'0' * 64}"
+    made = make_pool({"model": {"source": "pvc://weights/m", "checksum": checksum}})
+    assert config(template(made)).model_checksum == checksum
 
 
 def test_weights_in_an_image_are_mounted(make_pool: Make) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from twinpool.core.protocol import Leader, WorkerConfig
+from twinpool.localengine.hub import Hub, Repository
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 _addresses = count(1)
@@ -44,7 +45,7 @@ class Worker:
         self.folder = folder
         self.ip = f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}.{next(_addresses)}"
         python = folder / "python"
-        ours = f'case "$*" in *preflight-rank*) exec "{sys.executable}" "$@";; esac'
+        ours = f'case "$*" in *preflight-rank*|*" weights "*) exec "{sys.executable}" "$@";; esac'
         python.write_text(f'#!/bin/sh\n{ours}\nexec "{sys.executable}" "{FAKE}" "$@"\n')
         python.chmod(python.stat().st_mode | stat.S_IXUSR)
         settings = WorkerConfig(
@@ -451,3 +452,67 @@ def test_a_group_that_stays_incomplete_says_who_is_missing(group):
     alone = group(0, startup_timeout=2.0)
     assert alone.end() == 1
     assert "rank 1 of 2 was not heard from yet" in alone.termination()
+
+
+@pytest.fixture
+def fetching(worker, tmp_path):
+    """Start launchers whose model is on a hub, and give the hub too."""
+    hub = Hub({"org/m": Repository({"config.json": b"{}", "model.safetensors": b"x" * 2000})})
+    home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    yield lambda **config: worker(extra=home, **{"model_path": "org/m", **config}), hub
+    hub.close()
+
+
+def test_weights_are_fetched_before_the_engine_starts(fetching):
+    start, hub = fetching
+    hub.flows.clear()
+    launcher = start()
+    wait_for(lambda: launcher.get("/status")[0] and launcher.status().get("weights", {}).get("total"), "progress")
+    assert launcher.get("/readyz")[0] == 503
+    assert launcher.get("/healthz")[0] == 200
+    assert launcher.status()["reason"].startswith("weights")
+    assert not launcher.starts()
+    hub.flows.set()
+    wait_for(launcher.ready, "ready")
+    weights = launcher.status()["weights"]
+    assert weights == {"stage": "done", "bytes": 2002, "total": 2002, "commit": hub.repositories["org/m"].commit}
+    assert "twinpool_worker_weights_total_bytes 2002" in launcher.get("/metrics")[1]
+    (engine,) = launcher.starts()
+    assert b"HF_HUB_OFFLINE" not in Path(f"/proc/{engine}/environ").read_bytes()
+
+
+def test_an_engine_need_not_ask_a_hub_that_is_down(fetching):
+    start, hub = fetching
+    first = start()
+    wait_for(first.ready, "ready")
+    hub.refuses = 503
+    second = start()
+    wait_for(second.ready, "ready")
+    (engine,) = second.starts()
+    assert b"\0HF_HUB_OFFLINE=1\0" in Path(f"/proc/{engine}/environ").read_bytes()
+
+
+def test_a_model_that_the_hub_does_not_have_is_named(fetching):
+    start, _ = fetching
+    launcher = start(model_path="org/other")
+    assert launcher.end() == 1
+    assert "WeightsError: org/other at main is not to be had from the hub" in launcher.termination()
+    assert not launcher.starts()
+
+
+def test_a_download_ends_with_its_pod(fetching):
+    start, hub = fetching
+    hub.flows.clear()
+    launcher = start()
+    (child,) = wait_for(launcher.children, "the process that fetches")
+    launcher.process.terminate()
+    assert launcher.end() == 0
+    wait_for(lambda: not alive(child), "the process that fetches ends too")
+
+
+def test_weights_have_the_startup_timeout(fetching):
+    start, hub = fetching
+    hub.flows.clear()
+    launcher = start(startup_timeout=4.0)
+    assert launcher.end() == 1
+    assert "not within the startup timeout of 4 s" in launcher.termination()

@@ -1,6 +1,7 @@
 """What the launcher's endpoint says."""
 
 import json
+from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -8,6 +9,7 @@ from twinpool.worker.logic import report
 from twinpool.worker.logic.causes import CAUSES
 from twinpool.worker.logic.report import Snapshot
 from twinpool.worker.logic.supervisor import State
+from twinpool.worker.logic.weights import Progress
 
 READY = Snapshot(
     State(phase="ready", epoch=2, total_restarts=1, start_seconds=12.5, reason="", losses=(("Stuck", 3),)),
@@ -51,3 +53,15 @@ def test_metrics_parse_and_agree():
 
 def test_a_start_that_never_ended_has_no_duration():
     assert "start_seconds" not in report.metrics(NEW)
+
+
+def test_a_pod_that_fetches_its_model_says_how_far_it_is():
+    loading = replace(NEW, weights=Progress("downloading", 10**9, 4 * 10**9, "abc"))
+    words = "weights are downloaded: 1.0 of 4.0 GB (25 %)"
+    assert json.loads(report.readyz(loading)[1])["reason"] == words
+    shown = json.loads(report.status(loading))
+    assert shown["reason"] == words
+    assert shown["weights"] == {"stage": "downloading", "bytes": 10**9, "total": 4 * 10**9, "commit": "abc"}
+    assert "twinpool_worker_weights_bytes 1000000000" in report.metrics(loading)
+    serving = replace(READY, weights=Progress("done", 4 * 10**9, 4 * 10**9, "abc"))
+    assert json.loads(report.status(serving))["reason"] == ""

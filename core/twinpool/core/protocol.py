@@ -105,6 +105,9 @@ NODE_RANK_ENV = "TWINPOOL_NODE_RANK"
 KV_DISK_DIRECTORY = "/twinpool-kv/disk"
 KV_SHARED_DIRECTORY = "/twinpool-kv/shared"
 
+#: Where a worker pod keeps weights of the Hugging Face hub (``HF_HOME``).
+WEIGHTS_DIRECTORY = "/twinpool-weights"
+
 #: Where a router pod finds the Secrets of ``routing.auth`` and ``routing.tls``.
 ROUTER_KEYS_DIRECTORY = "/twinpool-keys"
 ROUTER_TLS_DIRECTORY = "/twinpool-tls"
@@ -138,6 +141,8 @@ class WorkerConfig:
     model_path: str
     python: str = "python3"
     model_revision: str | None = None
+    #: ``sha256:`` and the checksum of the list of checksums in the model's folder; None: nothing is checked there.
+    model_checksum: str | None = None
     max_model_len: int | None = None
     tensor: int = 1
     pipeline: int = 1

@@ -19,6 +19,8 @@ from twinpool.core.expert_balancing import ExpertBalancing as ExpertBalancing
 from twinpool.core.fields import Duration, Part, PodTemplate, SecretReference, rule, rules
 from twinpool.core.kv_cache import KvCache as KvCache
 from twinpool.core.kv_cache import KvTier as KvTier
+from twinpool.core.model import Alias as Alias
+from twinpool.core.model import Model as Model
 from twinpool.core.objectives import Objectives as Objectives
 from twinpool.core.placement import Placement as Placement
 from twinpool.core.ratio import Ratio as Ratio
@@ -39,73 +41,6 @@ from twinpool.core.tracing import Tracing as Tracing
 #: Longest list of engine arguments or environment variables, and longest entry: they bound the cost of CEL rules.
 MAX_LIST = 64
 MAX_ARGUMENT = 2048
-
-
-_MODEL_ID = rules(
-    rule(
-        "self.matches('^[A-Za-z0-9][A-Za-z0-9._/:-]*$')",
-        "must start with a letter or digit and hold letters, digits and . _ / : - only",
-    )
-)
-Alias = Annotated[str, Field(min_length=1, max_length=253, json_schema_extra=_MODEL_ID)]
-
-
-class Model(Part):
-    """What is served."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "!has(self.revision) || !has(self.source) || self.source.startsWith('hf://')",
-                "revision belongs to a model of the Hugging Face hub; leave it out with a pvc://, oci:// or file:// "
-                "source",
-                field_path=".revision",
-            )
-        )
-    )
-
-    name: str = Field(
-        min_length=1,
-        max_length=253,
-        description="Model id that clients ask for; without a source it is also the id on the Hugging Face hub.",
-        json_schema_extra=_MODEL_ID,
-    )
-    aliases: tuple[Alias, ...] = Field(
-        (),
-        max_length=16,
-        description="Other ids that clients may ask for; the routers put the name in their place, so a change restarts "
-        "no worker.",
-    )
-    source: str | None = Field(
-        None,
-        min_length=6,
-        max_length=1024,
-        description="Where the weights are: hf://ORG/NAME (default: hf:// and the name), pvc://CLAIM/PATH, "
-        "oci://IMAGE or oci://IMAGE#PATH (an image that holds them, mounted), or file:///PATH inside the engine's "
-        "container.",
-        json_schema_extra=rules(
-            rule(
-                "self.matches('^(hf://[^/]+(/[^/]+)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?|oci://[^/#].*"
-                "|file:///.+)$')",
-                "must be hf://ORG/NAME, pvc://CLAIM/PATH, oci://IMAGE#PATH or file:///ABSOLUTE/PATH",
-            )
-        ),
-    )
-    revision: str | None = Field(
-        None,
-        min_length=1,
-        max_length=253,
-        description="Commit, tag or branch on the Hugging Face hub; pin it in production.",
-    )
-    max_model_len: int | None = Field(
-        None,
-        ge=1,
-        le=100_000_000,
-        description="Longest prompt and answer together, in tokens; default: the model's own.",
-    )
-    secret_ref: SecretReference | None = Field(
-        None, description="Secret whose key HF_TOKEN opens a gated model on the Hugging Face hub."
-    )
 
 
 class EnvironmentVariable(Part):

@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.command == "inject":
         return _inject(options.directory)
+    if options.command == "weights":
+        return _weights(options.file)
     if options.command == "preflight-rank":
         return _preflight_rank(options)
     if options.command == "preflight":
@@ -45,6 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("simulate", help="be an engine that invents tokens and times", add_help=False)
     _add_preflight(commands)
     commands.add_parser("version", help="print the version")
+    weights = commands.add_parser("weights", help="fetch and check the model before the engine starts")
+    weights.add_argument("file", type=Path, help="where progress is written")
     return parser
 
 
@@ -102,15 +106,25 @@ def _inject(directory: Path) -> int:
     return 0
 
 
+def _weights(file: Path) -> int:
+    from twinpool.worker.shell import weights
+
+    return weights.run(_config(), os.environ, file)
+
+
+def _config() -> WorkerConfig:
+    text = os.environ.get(protocol.WORKER_CONFIG_ENV)
+    if text is None:
+        raise InvalidValue(f"{protocol.WORKER_CONFIG_ENV} is not set", "let the operator set it")
+    return WorkerConfig.from_json(text)
+
+
 def _run() -> int:
     from twinpool.worker.shell.host import log, write_termination_message
     from twinpool.worker.shell.launcher import run
 
     try:
-        text = os.environ.get(protocol.WORKER_CONFIG_ENV)
-        if text is None:
-            raise InvalidValue(f"{protocol.WORKER_CONFIG_ENV} is not set", "let the operator set it")
-        return run(WorkerConfig.from_json(text))
+        return run(_config())
     except TwinpoolError as error:
         log(str(error))
         write_termination_message(str(error), os.environ)

@@ -54,6 +54,19 @@ METRICS = catalogue(
             _MADE,
         ),
         Metric(
+            "twinpool_worker_weights_bytes",
+            "gauge",
+            "Bytes of the model's files that are there, or that were checked, before the engine starts; they stand "
+            "still when the download does.",
+            _MADE,
+        ),
+        Metric(
+            "twinpool_worker_weights_total_bytes",
+            "gauge",
+            "Bytes of the model's files in all; 0 while that is not known.",
+            _MADE,
+        ),
+        Metric(
             "twinpool_worker_engine_start_seconds",
             "gauge",
             "Time from the start of the engine to its probe token, last start.",

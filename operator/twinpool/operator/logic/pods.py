@@ -17,7 +17,7 @@ from twinpool.core.errors import InvalidValue
 from twinpool.core.expert_balancing import ExpertBalancing
 from twinpool.core.protocol import WorkerConfig
 from twinpool.core.units import parse_duration
-from twinpool.operator.logic import kv_tiers, names
+from twinpool.operator.logic import kv_tiers, names, weights
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.pod_defaults import with_defaults
 from twinpool.operator.logic.timing import worker_grace
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from twinpool.operator.logic.settings import Settings
 
 Template = dict[str, Any]
-
-#: Where the volume of a ``pvc://`` or ``oci://`` model is mounted, and what the path in it begins with.
-MODEL_DIRECTORY = "/models"
-_PATH_MARK = {"pvc": "/", "oci": "#"}
 
 _PORTS = {protocol.ENGINE_PORT_NAME: protocol.ENGINE_PORT, protocol.LAUNCHER_PORT_NAME: protocol.LAUNCHER_PORT}
 _EVENT_PORTS = {
@@ -88,12 +84,13 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole, version: str
         revision="",
         engine=engine.kind,
         model=model.name,
-        model_path=model_path(pool),
+        model_path=weights.model_path(pool),
         python=engine.python,
         preflight=engine.preflight,
         kv_events=engine.kv_events,
         tracing_url=pool.spec.tracing.url if pool.spec.tracing else "",
         model_revision=model.revision,
+        model_checksum=model.checksum,
         max_model_len=model.max_model_len,
         tensor=role.parallelism.tensor,
         pipeline=role.parallelism.pipeline,
@@ -139,15 +136,6 @@ def nodes_of(template: Mapping[str, Any]) -> int:
     """Return how many pods a group of this template has; 1 when the template is no longer one of ours."""
     found = launcher_settings(template)
     return found.nodes if found else 1
-
-
-def model_path(pool: InferencePool) -> str:
-    """Return what the engine is told to load: an id of the Hugging Face hub or a path in the container."""
-    source = pool.spec.model.source or f"hf://{pool.spec.model.name}"
-    scheme, _, rest = source.partition("://")
-    if scheme in ("pvc", "oci"):
-        return f"{MODEL_DIRECTORY}/{rest.partition(_PATH_MARK[scheme])[2].lstrip('/')}".rstrip("/")
-    return rest
 
 
 def _base(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) -> Template:
@@ -213,7 +201,7 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
         "volumeMounts": [
             {"name": _LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the container's own shared memory
-            *([{"name": "model", "mountPath": MODEL_DIRECTORY, "readOnly": True}] if _model_volume(pool) else []),
+            *weights.mounts(pool),
             *([{"name": _POD_VOLUME, "mountPath": protocol.POD_INFO_DIRECTORY}] if role.nodes > 1 else []),
             *kv_tiers.mounts(role),
         ],
@@ -240,6 +228,7 @@ def _environment(pool: InferencePool, name: str, role: WorkerRole, version: str)
         env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
     given = [*pool.spec.engine.env, *role.engine.env]
     by_name = {entry.name: entry.model_dump(by_alias=True, exclude_none=True) for entry in given}
+    env += weights.environment(pool, by_name)
     ours = {entry["name"] for entry in env}
     return env + [entry for key, entry in by_name.items() if key not in ours]
 
@@ -259,25 +248,12 @@ def _resources(pool: InferencePool, role: WorkerRole) -> Template:
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
-def _model_volume(pool: InferencePool) -> Template | None:
-    """Return the volume that holds the model; None when it is elsewhere."""
-    scheme, _, rest = (pool.spec.model.source or "").partition("://")
-    held = rest.partition(_PATH_MARK[scheme])[0] if scheme in _PATH_MARK else ""
-    if scheme == "pvc":
-        return {"name": "model", "persistentVolumeClaim": {"claimName": held, "readOnly": True}}
-    if scheme == "oci":
-        # The kubelet fetches an image once for each node, whoever mounts it.
-        return {"name": "model", "image": {"reference": held, "pullPolicy": "IfNotPresent"}}
-    return None
-
-
 def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
     volumes: list[Template] = [
         {"name": _LAUNCHER_VOLUME, "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": kv_tiers.shm(role)}},
     ]
-    if model := _model_volume(pool):
-        volumes.append(model)
+    volumes += weights.volumes(pool)
     if role.nodes > 1:
         leader = {"fieldPath": f"metadata.annotations['{protocol.ANNOTATION_LEADER}']"}
         item = {"path": PurePosixPath(protocol.LEADER_FILE).name, "fieldRef": leader}

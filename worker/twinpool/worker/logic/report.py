@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from twinpool.worker.logic.speculation import Kept
     from twinpool.worker.logic.supervisor import Phase
     from twinpool.worker.logic.tiers import TierState
+    from twinpool.worker.logic.weights import Progress
 
 #: Lines of the engine that ``/status`` shows.
 LAST_LINES = 50
@@ -106,12 +107,20 @@ class Snapshot:
     experts: Balance | None = None
     #: What is wrong with the pod's machine, seen before the engine started.
     findings: tuple[Finding, ...] = ()
+    #: How far the model's files are, where the launcher has them fetched or checked.
+    weights: Progress | None = None
+
+    @property
+    def reason(self) -> str:
+        """Return why the life stands where it does."""
+        loading = self.weights is not None and self.state.phase == "new"
+        return str(self.weights) if loading else self.state.reason
 
 
 def readyz(snapshot: Snapshot) -> tuple[int, str]:
     """Return the status code and JSON body of ``/readyz``."""
     state = snapshot.state
-    body = {"ready": state.ready, "phase": state.phase, "reason": state.reason, "cause": state.cause or ""}
+    body = {"ready": state.ready, "phase": state.phase, "reason": snapshot.reason, "cause": state.cause or ""}
     return (200 if state.ready else 503), json.dumps(body)
 
 
@@ -128,7 +137,7 @@ def status(snapshot: Snapshot) -> str:
             "budget": RESTART_BUDGET,
             "window": RESTART_WINDOW,
             "backoff": state.backoff,
-            "reason": state.reason,
+            "reason": snapshot.reason,
             "cause": state.cause or "",
             "warnings": [*map(str, snapshot.findings), *state.warnings],
             "lastLines": list(snapshot.last_lines[-LAST_LINES:]),
@@ -138,6 +147,7 @@ def status(snapshot: Snapshot) -> str:
             **({"speculation": _speculation(snapshot)} if snapshot.speculation else {}),
             **({"kvTiers": _tiers(snapshot)} if snapshot.tiers else {}),
             **({"experts": asdict(snapshot.experts)} if snapshot.experts else {}),
+            **({"weights": _weights(snapshot.weights)} if snapshot.weights else {}),
         }
     )
 
@@ -148,6 +158,10 @@ def _speculation(snapshot: Snapshot) -> dict[str, Any]:
     if kept is not None:
         found |= {"acceptance": list(kept.acceptance), "tokensPerStep": kept.tokens_per_step, "drafts": kept.drafts}
     return found
+
+
+def _weights(found: Progress) -> dict[str, Any]:
+    return {"stage": found.stage, "bytes": found.done, "total": found.total, "commit": found.commit}
 
 
 def _tiers(snapshot: Snapshot) -> dict[str, Any]:
@@ -177,6 +191,9 @@ def metrics(snapshot: Snapshot) -> str:
     ]
     if state.start_seconds is not None:
         lines += _family("engine_start_seconds", [((), state.start_seconds)])
+    if snapshot.weights is not None:
+        lines += _family("weights_bytes", [((), snapshot.weights.done)])
+        lines += _family("weights_total_bytes", [((), snapshot.weights.total)])
     if snapshot.kept is not None:
         lines += _speculation_metrics(snapshot.kept)
     if snapshot.tier_state is not None:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
 from twinpool.core.errors import InvalidValue
-from twinpool.worker.engines.command import Pod, behind_preflight, ranks, redacted, wants_preflight
-from twinpool.worker.logic import experts, tiers
+from twinpool.worker.engines.command import Command, Pod, behind_preflight, ranks, redacted, wants_preflight
+from twinpool.worker.logic import experts, tiers, weights
 from twinpool.worker.logic.events import Begin, Quit, StopEngine, Terminate, Tick
 from twinpool.worker.logic.failure import failure_reason, termination_message
 from twinpool.worker.logic.machine import findings, version_finding
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from twinpool.core.protocol import WorkerConfig
-    from twinpool.worker.engines.command import Command, Place
+    from twinpool.worker.engines.command import Place
     from twinpool.worker.logic.machine import Finding
     from twinpool.worker.logic.report import Life
 
@@ -85,15 +85,20 @@ def _trimmed(config: WorkerConfig) -> dict[str, tuple[Path, int]]:
     return {kind: (Path(folder), have[kind]) for kind, folder in folders.items() if kind in have}
 
 
-def _result_file(config: WorkerConfig) -> Path | None:
-    """Return where the preflight's result goes; None where there is no preflight."""
-    if not wants_preflight(config):
+def _scratch(*, wanted: bool) -> Path | None:
+    """Return a folder for what the launcher's other processes find; None where there are none."""
+    if not wanted:
         return None
     try:
-        return Path(tempfile.mkdtemp(prefix="twinpool-")) / "preflight.json"
+        return Path(tempfile.mkdtemp(prefix="twinpool-"))
     except OSError as error:
-        log(f"no preflight: nowhere to write its result ({error.strerror}); mount a writable /tmp")
-        return None
+        raise InvalidValue(
+            f"there is no folder for temporary files: {error.strerror}", "mount a writable /tmp"
+        ) from None
+
+
+def _cannot_start(program: str, error: OSError) -> str:
+    return f"cannot start {program!r}: {error.strerror} - set engine.python to an interpreter of the image"
 
 
 def write_termination_message(message: str, environment: Mapping[str, str]) -> None:
@@ -144,7 +149,10 @@ class Host(ABC):
             findings=self._findings,
         )
         self._trimmer = Trimmer(_trimmed(config), log)
-        self._preflight = _result_file(config)
+        fetches, measures = weights.wanted(config, environment), wants_preflight(config)
+        self._scratch = _scratch(wanted=fetches or measures)
+        self._weights = self._scratch / "weights.json" if self._scratch and fetches else None
+        self._preflight = self._scratch / "preflight.json" if self._scratch and measures else None
         self._endpoint = Endpoint(self._pod.ip, protocol.LAUNCHER_PORT, self._read, self._hear)
 
     @staticmethod
@@ -188,10 +196,45 @@ class Host(ABC):
             signal.signal(number, self._on_signal)
         self._inbox.wake_on_signals()
         self._trimmer.start()
-        self._handle(Begin())
+        self._quit = self._load_weights()
+        if self._quit is None:
+            self._handle(Begin())
         while self._quit is None:
             self._handle(self._next_event())
         return self._leave(self._quit)
+
+    def _load_weights(self) -> Quit | None:
+        """Have the model fetched and checked; return how to leave when the engine cannot be started then.
+
+        What comes in meanwhile is dropped: other ranks repeat what they say.
+        """
+        if self._weights is None:
+            return None
+        argv = (self._config.python, *this_program(), "weights", str(self._weights))
+        try:
+            self._process = process.EngineProcess(Command(argv, self._environment, on_cpu=True))
+        except OSError as error:
+            return Quit(1, _cannot_start(argv[0], error))
+        limit = self._config.startup_timeout
+        deadline = time.monotonic() + limit
+        while (code := self._reaped()) is None:
+            if self._terminate:
+                return Quit(0, "the pod must go and no engine runs")
+            if time.monotonic() >= deadline:
+                return Quit(1, f"{self._fetched() or 'weights'}, not within the startup timeout of {limit:g} s")
+            self._inbox.take(min(1.0, deadline - time.monotonic()))
+        lines = self._process.tail.lines()
+        if code:
+            return Quit(1, failure_reason(lines, code))
+        self._process = None
+        return None
+
+    def _fetched(self) -> weights.Progress | None:
+        """Return how far the weights are; None where nothing is fetched or checked."""
+        if self._weights is not None:
+            with contextlib.suppress(OSError):
+                return weights.Progress.from_json(self._weights.read_bytes())
+        return None
 
     def _speculative(self) -> str:
         """Return the value of ``--speculative-config``, empty for none."""
@@ -216,22 +259,21 @@ class Host(ABC):
         if self._terminate:
             self._terminate = False
             return Terminate()
-        ended = self._reap()
-        if ended is not None:
-            return ended
+        code = self._reaped()
+        if code is not None and self._process is not None:
+            return self._ended(failure_reason(self._process.tail.lines(), code))
         due = self._due()
         return self._inbox.take(None if due is None else max(0.0, due - time.monotonic())) or Tick()
 
-    def _reap(self) -> Any:
-        """Reap every child that ended; return the engine's end, if it is among them."""
+    def _reaped(self) -> int | None:
+        """Reap every child that ended; return the engine's exit code, if it is among them."""
         code = None
         for pid, exit_code in process.reap():
             if self._process is not None and pid == self._process.pid:
                 code = exit_code
-        if code is None or self._process is None:
-            return None
-        self._process.finish(code)
-        return self._ended(failure_reason(self._process.tail.lines(), code))
+        if code is not None and self._process is not None:
+            self._process.finish(code)
+        return code
 
     def _handle(self, event: Any) -> None:
         before = self._snapshot.state
@@ -263,12 +305,14 @@ class Host(ABC):
             self._preflight.unlink(missing_ok=True)
             program = [sys.executable, *this_program()]
             command = behind_preflight(command, self._config, self._pod, place, program, str(self._preflight))
+        fetched = self._fetched()
+        if fetched is not None and fetched.offline:
+            command = replace(command, environment={**command.environment, "HF_HUB_OFFLINE": "1"})
         try:
             self._process = process.EngineProcess(command)
         except OSError as error:
             self._process = None
-            reason = f"cannot start {command.argv[0]!r}: {error.strerror} - set engine.python to an interpreter"
-            self._inbox.put(failed(f"{reason} of the image"))
+            self._inbox.put(failed(_cannot_start(command.argv[0], error)))
         self._publish(self._snapshot.state)
 
     def _stop(self, *, force: bool) -> None:
@@ -291,7 +335,8 @@ class Host(ABC):
         if self._preflight is not None:
             with contextlib.suppress(OSError):
                 found = Result.from_json(self._preflight.read_bytes())
-        return replace(self._snapshot, last_lines=current.tail.lines() if current else (), preflight=found)
+        lines = current.tail.lines() if current else ()
+        return replace(self._snapshot, last_lines=lines, preflight=found, weights=self._fetched())
 
     def _leave(self, end: Quit) -> int:
         """End what is left, say why, and return the exit code."""
@@ -303,6 +348,6 @@ class Host(ABC):
             write_termination_message(termination_message(end.reason, lines), self._environment)
         self._endpoint.close()
         self._inbox.close()
-        if self._preflight is not None:
-            shutil.rmtree(self._preflight.parent, ignore_errors=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
         return end.code
