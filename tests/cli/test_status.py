@@ -210,6 +210,21 @@ def test_states(cluster: FakeCluster, capsys: pytest.CaptureFixture[str], change
     assert group["state"] == words
 
 
+@pytest.mark.parametrize(("total", "words"), [(400, "weights 25 %, downloading"), (0, "weights, downloading")])
+def test_a_group_that_loads_its_weights(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], total: int, words: str
+) -> None:
+    body = pod("decode", ready=False)
+    cluster.pods = [body]
+    name = body["metadata"]["labels"][protocol.LABEL_GROUP]
+    shown = pool()
+    shown["status"]["loading"] = [{"group": name, "stage": "downloading", "bytes": 100, "total": total}]
+    cluster.pool = shown
+    main(["status", "llama", "-o", "json"])
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert group["state"] == words
+
+
 def test_doctor_finds_nothing(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "llama"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -12,10 +12,11 @@ from aiohttp import web
 from twinpool.core import protocol
 from twinpool.operator.logic.books import Entry, Report
 from twinpool.operator.logic.interconnect import Preflight
+from twinpool.operator.logic.loading import Weights
 from twinpool.operator.logic.observed import PodView
 from twinpool.operator.logic.restarts import Life
 from twinpool.operator.shell import questions as shell
-from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks
+from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks, WeightLoads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -102,6 +103,16 @@ async def test_launchers_are_asked_what_their_preflights_measured(monkeypatch: p
     await until(lambda: (preflights.answers(KEY) or {}).get("u") == Preflight("skipped", "no torch"))
     await preflights.close()
     await runner.cleanup()
+
+
+async def test_weights_are_news_in_steps() -> None:
+    changes: asyncio.Queue[Any] = asyncio.Queue()
+    loads = WeightLoads(changes.put_nowait)
+    status = {"weights": {"stage": "downloading", "bytes": 10, "total": 1000}}
+    assert loads.read(status) == Weights("downloading", 10, 1000)
+    assert loads.gist(Weights("downloading", 10, 1000)) == loads.gist(Weights("downloading", 11, 1000))
+    assert (loads.path, loads.port()) == ("/status", protocol.LAUNCHER_PORT)
+    await loads.close()
 
 
 def pod(name: str = "r", address: str = "127.0.0.1") -> PodView:

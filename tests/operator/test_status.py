@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twinpool.core.status import InferencePoolStatus
+from twinpool.operator.logic.loading import Weights
 from twinpool.operator.logic.observed import ContainerView, Refusal, Termination, timestamp
 from twinpool.operator.logic.plan import plan
 from twinpool.operator.logic.router_objects import endpoint, router_config, router_objects
@@ -58,6 +59,19 @@ def test_slow_links_stay_in_the_status(make_pool: Make, model_cluster: Any) -> N
     cluster.now = 1_767_225_600.0 + 60
     observed = dataclasses.replace(cluster.observed(), pool=pool.model_copy(update={"status": known}))
     assert plan(observed, Settings(), cluster.now).status["slowLinks"] == [link]
+
+
+def test_a_group_that_loads_says_how_far_it_is(make_pool: Make, model_cluster: Any) -> None:
+    cluster = running(model_cluster, make_pool())
+    cluster.set_ready(False)
+    starting = [dataclasses.replace(pod, phase="Running", address="10.0.0.1") for pod in cluster.observed().pods]
+    told = {pod.uid: Weights("downloading", 10**9, 4 * 10**9) for pod in starting if pod.role == "decode"}
+    observed = dataclasses.replace(cluster.observed(), pods=tuple(starting), weights=told)
+    status = plan(observed, Settings(), cluster.now).status
+    (entry,) = status["loading"]
+    assert (entry["stage"], entry["bytes"], entry["total"]) == ("downloading", 10**9, 4 * 10**9)
+    assert f"group {entry['group']} downloads weights: 1.0 of 4.0 GB" in message(status, "Progressing")
+    assert InferencePoolStatus.model_validate(status).loading
 
 
 def test_a_pool_that_serves(make_pool: Make, model_cluster: Any) -> None:

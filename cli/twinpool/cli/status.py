@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _POOLS = ("NAMESPACE", "NAME", "PREFILL", "DECODE", "RATIO", "ROUTER", "READY", "WHY")
 _GROUPS = ("GROUP", "ROLE", "REVISION", "PODS", "STATE", "RESTARTS", "NODES")
+_STARTING = "starting"
 #: Conditions that say something is wrong when they are False; Progressing is False when all is done.
 _PROMISES = ("Ready", "Placed", "Routable", "HandoffWorking", "InterconnectVerified", "WithinObjectives")
 
@@ -44,7 +45,8 @@ def status(
     kubectl = Kubectl(namespace, context)
     if pool:
         observed, stored = observe(kubectl, pool)
-        value = {**summary(stored), "groups": groups(observed), "problems": problems(stored)}
+        loads = {entry["group"]: entry for entry in (stored.get("status") or {}).get("loading") or ()}
+        value = {**summary(stored), "groups": groups(observed, loads), "problems": problems(stored)}
         if output == "text":
             _write_pool(stored, value)
         else:
@@ -86,23 +88,26 @@ def problems(stored: Mapping[str, Any]) -> list[dict[str, str]]:
     return result
 
 
-def groups(observed: Observed) -> list[dict[str, Any]]:
-    """Return what each group does, in order of role and name; a group has one line, its pods are counted."""
+def groups(observed: Observed, loads: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Return what each group does, in order of role and name; a group has one line, its pods are counted.
+
+    ``loads`` is what the pool's status says of groups that load weights, by group.
+    """
     members: dict[str, list[PodView]] = {}
     for pod in observed.pods:
         if pod.group:
             members.setdefault(pod.group, []).append(pod)
-    found = [_group(name, pods) for name, pods in members.items()]
+    found = [_group(name, pods, (loads or {}).get(name)) for name, pods in members.items()]
     return sorted(found, key=lambda group: (-len(group["role"]), group["group"]))  # prefill, then decode
 
 
-def _group(name: str, pods: Sequence[PodView]) -> dict[str, Any]:
+def _group(name: str, pods: Sequence[PodView], load: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "group": name,
         "role": pods[0].role,
         "revision": pods[0].revision,
         "pods": f"{sum(pod.ready for pod in pods)}/{len(pods)}",
-        "state": state(pods),
+        "state": _loading(load) if load and state(pods) == _STARTING else state(pods),
         "restarts": sum(container.restarts for pod in pods for container in pod.containers),
         "nodes": sorted({pod.node for pod in pods if pod.node}),
     }
@@ -123,7 +128,13 @@ def state(pods: Sequence[PodView]) -> str:
     waiting = [container.waiting_reason for pod in pods for container in pod.containers if container.waiting_reason]
     if waiting:
         return waiting[0]
-    return "waits for routers" if all(pod.containers_ready for pod in pods) else "starting"
+    return "waits for routers" if all(pod.containers_ready for pod in pods) else _STARTING
+
+
+def _loading(load: Mapping[str, Any]) -> str:
+    """Return how far the weights are, in percent where that is known."""
+    share = f" {100 * load['bytes'] // load['total']} %" if load["total"] else ""
+    return f"weights{share}, {load['stage']}"
 
 
 def _write_pool(stored: Mapping[str, Any], value: Mapping[str, Any]) -> None:

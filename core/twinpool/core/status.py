@@ -10,6 +10,9 @@ from twinpool.core.fields import Part
 from twinpool.core.objectives import Objectives
 from twinpool.core.scaling import ScalingStatus
 
+#: Groups that a status tells the progress of.
+MAX_LOADING = 16
+
 
 class Condition(Part):
     """One statement about the pool, as in ``metav1.Condition``."""
@@ -58,6 +61,15 @@ class LinkStatus(Part):
     since: str = Field(description="When it was measured last.", json_schema_extra={"format": "date-time"})
 
 
+class LoadingStatus(Part):
+    """How far the weights of a starting group are: those of its pod that has most to do."""
+
+    group: str = Field(max_length=63, description="The group.")
+    stage: str = Field(max_length=32, description="waiting (for another pod of the node), downloading or checking.")
+    bytes: int = Field(ge=0, description="Bytes that are there, or were checked.")
+    total: int = Field(ge=0, description="Bytes in all; 0 while that is not known.")
+
+
 class InferencePoolStatus(Part):
     """What is, derived from the live children of the pool."""
 
@@ -99,6 +111,9 @@ class InferencePoolStatus(Part):
         None,
         description="Links by level as preflights measured them, also those of groups that went within the last day. "
         "From three pairs on, over all pools, placement counts with them instead of what the operator was told.",
+    )
+    loading: Annotated[tuple[LoadingStatus, ...], Field(max_length=MAX_LOADING)] | None = Field(
+        None, description="Starting groups whose weights are fetched or checked, the slowest first."
     )
     endpoint: str | None = Field(None, description="URL of the pool inside the cluster.")
     objectives: Objectives | None = Field(None, description="The objectives that the pool was given.")

@@ -15,6 +15,7 @@ from twinpool.operator.logic.admission import refused
 from twinpool.operator.logic.disruption import exposed
 from twinpool.operator.logic.failures import MAX_MESSAGE, Failure, first_failure, unplaced
 from twinpool.operator.logic.gate import pending
+from twinpool.operator.logic.loading import loading, words
 from twinpool.operator.logic.observed import Observed, PodView, timestamp
 from twinpool.operator.logic.pinning import shortages
 from twinpool.operator.logic.restarts import restarting
@@ -205,7 +206,8 @@ def _waiting(situation: Situation) -> str:
         parts.append(f"{routers} of {situation.observed.pool.spec.routing.replicas} router pods are ready")
     leaving = sum(group.retired for group in situation.groups)
     old = sum(group.revision != situation.revision for group in situation.live)
-    parts += [text for text in (pending(situation.observed, situation.live), restarting(situation.live)) if text]
+    loads = words(loading(situation.observed, situation.live))
+    parts += [text for text in (pending(situation.observed, situation.live), restarting(situation.live), loads) if text]
     if leaving or old:
         parts.append(f"{leaving + old} groups are to go")
     return "; ".join(parts)

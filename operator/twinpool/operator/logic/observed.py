@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from twinpool.operator.logic.books import Reports
     from twinpool.operator.logic.contest import Contest
     from twinpool.operator.logic.interconnect import Preflight
+    from twinpool.operator.logic.loading import Weights
     from twinpool.operator.logic.placement.model import Verdict
     from twinpool.operator.logic.restarts import Life
 
@@ -171,6 +172,8 @@ class Observed:
     lives: Mapping[str, Life] = field(default_factory=dict)
     #: What the launchers of leaders said of their groups' preflights, by uid of the pod.
     preflights: Mapping[str, Preflight] = field(default_factory=dict)
+    #: What the launchers of starting pods said of their weights, by uid of the pod.
+    weights: Mapping[str, Weights] = field(default_factory=dict)
     #: Labels of the nodes whose links were measured, by node.
     node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     #: Revision and role of sets that the API server took in a dry run; None: nobody can ask it.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 from twinpool.operator.logic import measured_links, names
 from twinpool.operator.logic.conditions import Situation, Statement, statements, with_times
+from twinpool.operator.logic.loading import loading
 from twinpool.operator.logic.router_objects import endpoint
 from twinpool.operator.logic.slow_links import remembered
 
@@ -40,6 +41,8 @@ def status(situation: Situation, now: float) -> Status:
         result["slowLinks"] = slow
     if links := measured_links.remembered(pool, situation.groups, situation.topology, now):
         result["links"] = links
+    if loads := loading(situation.observed, situation.live):
+        result["loading"] = loads
     if situation.placement is not None:
         result["placement"] = situation.placement
     if situation.compute_domain is not None:

@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from twinpool.operator.logic import interconnect, restarts
+from twinpool.operator.logic import interconnect, loading, restarts
 from twinpool.operator.logic.asking import hold, to_ask
 from twinpool.operator.logic.figures import figures
 from twinpool.operator.logic.groups import groups
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from twinpool.operator.shell.metrics import Metrics
     from twinpool.operator.shell.nodes import NodeReader
     from twinpool.operator.shell.placer import Placer
-    from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks
+    from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks, WeightLoads
     from twinpool.operator.shell.queue import WorkQueue
     from twinpool.operator.shell.watch import Cache, PoolKey
 
@@ -69,6 +69,7 @@ class Reconciler:
         placer: Placer | None = None,
         autoscaler: Autoscaler | None = None,
         preflights: Preflights | None = None,
+        weights: WeightLoads | None = None,
         nodes: NodeReader | None = None,
     ) -> None:
         self._cache = cache
@@ -90,6 +91,7 @@ class Reconciler:
         self._placer = placer
         self._autoscaler = autoscaler
         self._preflights = preflights
+        self._weights = weights
         self._nodes = nodes
         #: When each reconciliation that is running began, by the loop's clock.
         self.running: dict[PoolKey, float] = {}
@@ -202,11 +204,14 @@ class Reconciler:
         memories = (self._memory, self._queue, self._journal, self._executor, self._books, self._lives)
         for forget in (memory.forget for memory in memories):
             forget(key)
-        for forget in [more.forget for more in (self._complaints, self._preflights, self._autoscaler) if more]:
+        for forget in [more.forget for more in self._optional() if more]:
             forget(key)
         self.gone.pop(key, None)
         self._told.pop(key, None)
         self._metrics.pools.forget(key)
+
+    def _optional(self) -> tuple[Complaints | Preflights | WeightLoads | Autoscaler | None, ...]:
+        return self._complaints, self._preflights, self._weights, self._autoscaler
 
     async def _with_labels(self, observed: Observed) -> Observed:
         """Add the labels of the nodes between which something was measured just now."""
@@ -247,9 +252,18 @@ class Reconciler:
         if self._preflights:
             links = {uid: item for uid, item in (self._preflights.answers(key) or {}).items() if item is not None}
             self._preflights.follow(key, interconnect.to_ask(groups(observed)))
+        weights: Mapping[str, Any] = {}
+        if self._weights:
+            weights = {uid: item for uid, item in (self._weights.answers(key) or {}).items() if item is not None}
+            self._weights.follow(key, loading.to_ask(groups(observed)))
         verdicts = self._placer.verdicts(key) if self._placer else {}
         return dataclasses.replace(
-            observed, reports=self._books.answers(key), lives=lives, verdicts=verdicts, preflights=links
+            observed,
+            reports=self._books.answers(key),
+            lives=lives,
+            verdicts=verdicts,
+            preflights=links,
+            weights=weights,
         )
 
     async def _restored(self, key: PoolKey, uid: str) -> bool:

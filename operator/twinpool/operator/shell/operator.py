@@ -30,7 +30,7 @@ from twinpool.operator.shell.metrics import Metrics
 from twinpool.operator.shell.nodes import NodeReader
 from twinpool.operator.shell.observe import Memory
 from twinpool.operator.shell.placer import Placer
-from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks
+from twinpool.operator.shell.questions import EngineLives, Preflights, RouterBooks, WeightLoads
 from twinpool.operator.shell.queue import WorkQueue
 from twinpool.operator.shell.recorder import Recorder
 from twinpool.operator.shell.selfcheck import compute_domains, problem, sees_nodes
@@ -91,7 +91,7 @@ class Operator:
         executor = Executor(cluster, self._leadership, self._memory, metrics, recorder)
         self._books, self._lives = RouterBooks(self._queue.add), EngineLives(self._queue.add)
         self._autoscaler = Autoscaler(self._queue.add)
-        self._preflights = Preflights(self._queue.add)
+        self._preflights, self._weights = Preflights(self._queue.add), WeightLoads(self._queue.add)
         self._placer = Placer(cluster, self._cache, self._leadership, options.settings.topology, self._queue.add)
         self._reconciler = Reconciler(
             self._cache,
@@ -108,6 +108,7 @@ class Operator:
             placer=self._placer,
             autoscaler=self._autoscaler,
             preflights=self._preflights,
+            weights=self._weights,
             nodes=NodeReader(cluster),
         )
         metrics.queue_depth.set_function(lambda: len(self._queue))
@@ -170,6 +171,7 @@ class Operator:
         await self._lives.close()
         await self._autoscaler.close()
         await self._preflights.close()
+        await self._weights.close()
         await self._leadership.release()
 
     async def _watch(self, stop: asyncio.Event, ended: asyncio.Event) -> None:
@@ -222,6 +224,7 @@ class Operator:
             self._books.forget_all()
             self._lives.forget_all()
             self._preflights.forget_all()
+            self._weights.forget_all()
             self._placer.forget_all()
             self._metrics.pools.forget_all()
             self._autoscaler.forget_all()

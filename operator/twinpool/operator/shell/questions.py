@@ -1,4 +1,4 @@
-"""Asking pods: routers for their books, launchers for their engines' lives and for what their preflights measured.
+"""Asking pods: routers for their books, launchers for their engines' lives, weights and preflights.
 
 Nobody is asked for longer than a pool waits for what they say.
 
@@ -19,6 +19,7 @@ import aiohttp
 from twinpool.core import protocol
 from twinpool.operator.logic.books import Report, read_report
 from twinpool.operator.logic.interconnect import Preflight, read_preflight
+from twinpool.operator.logic.loading import Weights, read_weights
 from twinpool.operator.logic.restarts import Life, read_life
 
 if TYPE_CHECKING:
@@ -176,10 +177,8 @@ class RouterBooks(Questions[Report]):
         return answer.gist()
 
 
-class EngineLives(Questions[Life]):
-    """What the launchers of leaders say, by uid of their pods, while an engine that has served is not ready."""
-
-    path = "/status"
+class Launchers(Questions[_Answer]):
+    """What launchers say, by uid of their pods."""
 
     def port(self) -> int:
         """See :class:`Questions`."""
@@ -188,33 +187,41 @@ class EngineLives(Questions[Life]):
     def key(self, pod: PodView) -> str:
         """See :class:`Questions`."""
         return pod.uid
+
+    def gist(self, answer: _Answer) -> object:
+        """See :class:`Questions`."""
+        return answer
+
+
+class EngineLives(Launchers[Life]):
+    """What the launchers of leaders say, by uid of their pods, while an engine that has served is not ready."""
+
+    path = "/status"
 
     def read(self, document: Any) -> Life | None:
         """See :class:`Questions`."""
         return read_life(document)
 
-    def gist(self, answer: Life) -> object:
-        """See :class:`Questions`."""
-        return answer
 
-
-class Preflights(Questions[Preflight]):
+class Preflights(Launchers[Preflight]):
     """What the launchers of leaders say, by uid of their pods, until the preflights of their groups are noted."""
 
     path = "/preflight"
-
-    def port(self) -> int:
-        """See :class:`Questions`."""
-        return protocol.LAUNCHER_PORT
-
-    def key(self, pod: PodView) -> str:
-        """See :class:`Questions`."""
-        return pod.uid
 
     def read(self, document: Any) -> Preflight | None:
         """See :class:`Questions`."""
         return read_preflight(document)
 
-    def gist(self, answer: Preflight) -> object:
+
+class WeightLoads(Launchers[Weights]):
+    """What the launchers of starting pods say of their weights."""
+
+    path = "/status"
+
+    def read(self, document: Any) -> Weights | None:
         """See :class:`Questions`."""
-        return answer
+        return read_weights(document)
+
+    def gist(self, answer: Weights) -> object:
+        """See :class:`Questions`."""
+        return answer.step
