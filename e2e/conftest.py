@@ -9,8 +9,9 @@ import asyncio
 import io
 import itertools
 import os
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -31,8 +32,9 @@ from twinpool.localengine.models import MODELS, TINY, ensure_model
 asyncio.set_event_loop(None)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from twinpool.demo.near import OwnCluster
     from twinpool.localcluster.images import Image
     from twinpool.localengine.layout import Engine
 
@@ -129,13 +131,27 @@ def namespace(cluster: Cluster) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def own_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OwnCluster:
+    """What starts a cluster with the nodes that a module of tests needs; they are skipped on an external cluster."""
+
+    @contextmanager
+    def start(purpose: str, nodes: Sequence[Mapping[str, Any]]) -> Iterator[LocalCluster]:
+        if request.config.getoption("--cluster") == "external":
+            pytest.skip("the nodes must be ours, to label and to kill")
+        request.getfixturevalue("binaries")
+        file: Path = tmp_path_factory.mktemp("nodes") / "nodes.yaml"
+        file.write_text(yaml.safe_dump({"nodes": list(nodes)}))
+        name = next(name for i in itertools.count() if clusters.is_free(name := f"test-{purpose}-{i}"))
+        with clusters.running(name, nodes=file) as local:
+            yield local
+
+    return start
+
+
 @pytest.fixture(scope="module")
-def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def labelled(own_cluster: OwnCluster) -> Iterator[LocalCluster]:
     """A cluster of four nodes with two GPUs each, two to an NVLink domain and rack."""
-    if request.config.getoption("--cluster") == "external":
-        pytest.skip("the nodes' labels must be ours")
-    request.getfixturevalue("binaries")
-    file: Path = tmp_path_factory.mktemp("nodes") / "nodes.yaml"
     nodes = [
         {
             "name": f"node-{letter}",
@@ -144,9 +160,7 @@ def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         }
         for index, letter in enumerate("abcd")
     ]
-    file.write_text(yaml.safe_dump({"nodes": nodes}))
-    name = next(name for i in itertools.count() if clusters.is_free(name := f"test-placement-{i}"))
-    with clusters.running(name, nodes=file) as local:
+    with own_cluster("placement", nodes) as local:
         install_twinpool(local, Phases(io.StringIO()))
         yield local
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import threading
 from collections import Counter
@@ -18,13 +17,12 @@ from twinpool.demo.client import get, post, stream
 from twinpool.demo.load import Load
 from twinpool.demo.phases import Phases
 from twinpool.demo.scenario import condition, install_twinpool, pool, router_url
-from twinpool.localcluster import cluster as clusters
 from twinpool.localcluster.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+    from twinpool.demo.near import OwnCluster
     from twinpool.localcluster.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -67,16 +65,10 @@ def manifest(replicas: int, drain: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def five(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def five(own_cluster: OwnCluster) -> Iterator[LocalCluster]:
     """A cluster of five nodes with two GPUs each, and Twinpool on the one that is closed to workers."""
-    if request.config.getoption("--cluster") == "external":
-        pytest.skip("only nodes of a local cluster can be killed")
-    request.getfixturevalue("binaries")
-    file: Path = tmp_path_factory.mktemp("nodes") / "nodes.yaml"
     nodes = [f"node-{letter}" for letter in "abcde"]
-    file.write_text(yaml.safe_dump({"nodes": [{"name": name, "gpus": 2} for name in nodes]}))
-    name = next(name for i in itertools.count() if clusters.is_free(name := f"test-nodes-{i}"))
-    with clusters.running(name, nodes=file) as local:
+    with own_cluster("nodes", [{"name": name, "gpus": 2} for name in nodes]) as local:
         workers = [node for node in nodes if node != SPARE]
         local.kubectl("cordon", *workers)
         install_twinpool(local, Phases(io.StringIO()))

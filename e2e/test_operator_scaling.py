@@ -212,7 +212,12 @@ class Elastic:
             assert itl <= ITL, f"{itl:.3f} s between tokens"
             return True
 
-        wait_until(kept, seconds, f"the objectives are kept again: {self.status().get('scaling')}")
+        try:
+            wait_until(kept, seconds, "the objectives are kept again")
+        except WaitTimeout as error:
+            waits = [round(answer.ttft, 1) if answer else None for answer in traffic.answers[first:]]
+            state = f"routable {self.routable()}, first tokens after {waits}, scaling {self.status().get('scaling')}"
+            raise AssertionError(f"{error}; {state}") from None
         return traffic.newest(requests, first)[0].asked
 
 

@@ -11,7 +11,13 @@ from twinpool.core import protocol
 from twinpool.demo.scenario import condition, pool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
     from twinpool.localcluster.cluster import LocalCluster
+
+    #: Starts a cluster of its own for a purpose, with these nodes.
+    OwnCluster = Callable[[str, Sequence[Mapping[str, Any]]], AbstractContextManager[LocalCluster]]
 
 NAME = "near"
 CLIQUE = "nvidia.com/gpu.clique"
