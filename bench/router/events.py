@@ -1,7 +1,8 @@
 """KV events as vLLM publishes them: one message for each engine step, here every 10 ms, while prompts come.
 
 The cache is as full as that of a busy engine: the shared beginning of a family of prompts stays, the rest of each is
-stored when it comes and gives way to that of the next one. Names are those that the router computes too.
+stored when it comes and gives way to that of the next one, by an event for each block, the last one first. Names are
+those that the router computes too.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Publisher:
         #: A message will be sent at the end of the present step.
         self._due = False
         self._shared: set[int] = set()
-        self._removed = msgspec.Raw()
+        self._removed: list[msgspec.Raw] = []
         #: What a prompt's own blocks are stored and removed with.
-        self._own: dict[str, tuple[msgspec.Raw, msgspec.Raw]] = {}
+        self._own: dict[str, tuple[msgspec.Raw, list[msgspec.Raw]]] = {}
 
     def prompt(self, body: bytes) -> None:
         """The prompt of a request's body was computed."""
@@ -51,12 +52,11 @@ class Publisher:
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_later(_STEP, self._publish)
-        if self._removed:
-            self._events.append(self._removed)
+        self._events += self._removed
         self._removed = removed
         self._events.append(stored)
 
-    def _first(self, prompt: str) -> tuple[msgspec.Raw, msgspec.Raw]:
+    def _first(self, prompt: str) -> tuple[msgspec.Raw, list[msgspec.Raw]]:
         """See a prompt for the first time: the beginning that it shares is stored for good."""
         text = prompt.encode()
         words = range(0, len(text) - _BYTES_PER_TOKEN + 1, _BYTES_PER_TOKEN)
@@ -68,8 +68,7 @@ class Publisher:
             self._events.append(_stored(names[:common], None, tokens[: common * _BLOCK]))
         parent = names[common - 1] if common else None
         stored = _stored(names[common:], parent, tokens[common * _BLOCK : len(names) * _BLOCK])
-        removed = _encode({"type": "BlockRemoved", "block_hashes": names[common:], "medium": "GPU", "group_idx": 0})
-        self._own[prompt] = stored, msgspec.Raw(removed)
+        self._own[prompt] = stored, [_removed(name) for name in reversed(names[common:])]
         return self._own[prompt]
 
     def _publish(self) -> None:
@@ -92,3 +91,7 @@ def _stored(names: list[int], parent: int | None, tokens: list[int]) -> msgspec.
         "group_idx": 0,
     }
     return msgspec.Raw(_encode(event))
+
+
+def _removed(name: int) -> msgspec.Raw:
+    return msgspec.Raw(_encode({"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU", "group_idx": 0}))

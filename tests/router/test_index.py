@@ -98,7 +98,7 @@ def test_blocks_of_long_prompts_are_an_eighth_of_what_stands_before_them() -> No
 def test_an_entry_takes_sixteen_bytes_and_the_oldest_goes_first() -> None:
     gone: list[int] = []
     table = BlockTable(8, gone.append)
-    assert table.table_bytes == 8 * ENTRY_BYTES
+    assert table.table_bytes == 8 * ENTRY_BYTES + 1
     assert ENTRY_BYTES <= 24
     for key in range(1, 10):
         table.tick()
@@ -109,6 +109,13 @@ def test_an_entry_takes_sixteen_bytes_and_the_oldest_goes_first() -> None:
     assert table.holders(1) == 1
     assert BlockTable(0).capacity == 8
     assert table.add(0, 1) == 0, "0 stands for no entry"
+
+
+def test_keys_in_a_row_fill_the_table_before_any_has_to_go() -> None:
+    gone: list[int] = []
+    table = BlockTable(64, gone.append)
+    assert table.add_all(range(1, 65), 1) == 64
+    assert (gone, table.entries) == ([], 64)
 
 
 def test_an_entry_that_nobody_holds_makes_room_before_one_that_somebody_holds() -> None:

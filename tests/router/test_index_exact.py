@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def stored(*hashes: int | bytes, medium: str | None = "GPU") -> Event:
+def stored(*hashes: int, medium: str | None = "GPU") -> Event:
     return Event("BlockStored", list(hashes), medium)
 
 
@@ -103,7 +103,7 @@ def test_an_index_never_names_a_block_of_a_gap_and_is_whole_when_replays_reach_b
     def take(result: Take) -> None:
         if result.reset:
             known.clear()
-        known.update(key for events in result.batches for event in events for key in event.hashes())
+        known.update(key for events in result.batches for event in events for key in event.block_hashes)
         if result.replay is not None:
             replay(result.replay)
 
@@ -186,6 +186,6 @@ def test_messages_are_read_as_vllm_writes_them() -> None:
     found = events_of(payload)
     assert found is not None
     assert [one.type for one in found] == ["BlockStored", "AllBlocksCleared"]
-    assert found[0].hashes() == [7, 0x0101010101010101]
+    assert found[0].block_hashes == [7, 0x0101010101010101]
     assert events_of(b"\xc1") is None
     assert events_of(msgspec.msgpack.encode({"no": "message"})) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import resource
@@ -149,7 +150,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+#: Objects made and not freed after which cycles among the young are looked for: engines' messages are thousands of
+#: small ones without any, which live until their message was taken.
+_YOUNG = 20_000
+
+
 async def _run(chosen: Settings, listener: socket.socket) -> None:
+    gc.freeze()
+    gc.set_threshold(_YOUNG)
     await Control(chosen, listener).run()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 STORED: Final = "BlockStored"
 REMOVED: Final = "BlockRemoved"
@@ -21,11 +22,12 @@ _HELD_BACK: Final = 4096
 _KEY_MASK: Final = 2**64 - 1
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One event, as far as an index needs it; fields of kinds that it does not know are ignored."""
 
     type: str
-    block_hashes: list[int | bytes] = []
+    #: The low 64 bits of the blocks' hashes.
+    block_hashes: list[int] = []
     #: Where the blocks are, such as ``GPU``.
     medium: str | None = None
     #: Of models with several kinds of attention, each has a group, with blocks of its own under the same names.
@@ -37,22 +39,39 @@ class Event(msgspec.Struct):
     lora_id: int | None = None
     extra_keys: list[Any] | None = None
 
-    def hashes(self) -> list[int]:
-        """Return the blocks' hashes, the low 64 bits of those that come in full."""
-        return [key if isinstance(key, int) else int.from_bytes(key, "big") & _KEY_MASK for key in self.block_hashes]
+
+class _Full(Event, gc=False):
+    """An event of an engine that publishes hashes in full."""
+
+    block_hashes: list[int | bytes] = []  # type: ignore[assignment]
 
 
 Events = tuple[Event, ...]
 
 _decode = msgspec.msgpack.Decoder(tuple[float, Events, Any]).decode
+_decode_full = msgspec.msgpack.Decoder(tuple[float, tuple[_Full, ...], Any]).decode
 
 
 def events_of(payload: bytes) -> Events | None:
     """Return the events of a message's last frame (msgpack of time, events and rank), or None when it is none."""
     try:
         return _decode(payload)[1]
+    except msgspec.ValidationError:
+        return _full_events_of(payload)
     except (msgspec.DecodeError, ValueError):
         return None
+
+
+def _full_events_of(payload: bytes) -> Events | None:
+    try:
+        found = _decode_full(payload)[1]
+    except (msgspec.DecodeError, ValueError):
+        return None
+    return tuple(replace(event, block_hashes=[_low_bits(key) for key in event.block_hashes]) for event in found)
+
+
+def _low_bits(key: int | bytes) -> int:
+    return key if isinstance(key, int) else int.from_bytes(key, "big") & _KEY_MASK
 
 
 @dataclass(frozen=True, slots=True)

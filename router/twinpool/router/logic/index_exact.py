@@ -71,25 +71,36 @@ class ExactIndex:
         self._expecting = 0
 
     def apply(self, holder: Holder, events: Events) -> None:
-        """Follow one message of an engine."""
+        """Follow one message of an engine.
+
+        Engines tell of each block that goes by an event of its own, so changes of one kind are made together.
+        """
         place = self._place(holder)
         self.table.tick()
+        kind, medium, keys = "", None, list[int]()
         for event in events:
-            if event.type == CLEARED:
-                self._forget(place)
-                continue
             if event.group_idx:
                 continue
-            bit = 1 << (place * _BITS + _TIERS.get(event.medium or "GPU", _OTHER))
-            if event.type == STORED:
-                keys = event.hashes()
-                self._stored[place] += len(keys)
-                added = self.table.add_all(keys, bit)  # which may tell of others that had to go
-                self._kept[place] += added
-            elif event.type == REMOVED:
-                keys = event.hashes()
-                self._stored[place] = max(0, self._stored[place] - len(keys))
-                self._kept[place] -= self.table.remove_all(keys, bit)
+            if event.type != kind or event.medium != medium:
+                self._change(place, kind, medium, keys)
+                kind, medium, keys = event.type, event.medium, []
+            keys += event.block_hashes
+        self._change(place, kind, medium, keys)
+
+    def _change(self, place: int, kind: str, medium: str | None, keys: list[int]) -> None:
+        if kind == CLEARED:
+            self._forget(place)
+        elif kind == STORED:
+            self._stored[place] += len(keys)
+            added = self.table.add_all(keys, self._bit(place, medium))  # which may tell of others that had to go
+            self._kept[place] += added
+        elif kind == REMOVED:
+            self._stored[place] = max(0, self._stored[place] - len(keys))
+            self._kept[place] -= self.table.remove_all(keys, self._bit(place, medium))
+
+    @staticmethod
+    def _bit(place: int, medium: str | None) -> int:
+        return 1 << (place * _BITS + _TIERS.get(medium or "GPU", _OTHER))
 
     def expect(self, holder: Holder, keys: Sequence[int], now: float, wait: float = 0.0) -> None:
         """A prompt with these blocks was sent to ``holder``, where it is expected to be read in ``wait`` seconds."""

@@ -65,7 +65,7 @@ class Source:
             names = chain(_tokens(event.token_ids), event.block_size, 1, salt)
         except (msgspec.DecodeError, ValueError, ZeroDivisionError):
             names = []
-        if names == event.hashes()[:1]:
+        if names == event.block_hashes[:1]:
             self.right += 1
         else:
             self.wrong += 1

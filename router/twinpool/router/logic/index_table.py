@@ -1,8 +1,11 @@
 """Which holders have which blocks, in a fixed amount of memory: the store below both KV indices.
 
-A table of 64-bit block keys, eight to a bucket like the ways of a processor's cache. Each entry names a *set* of
-holders by number; most blocks share few sets, so a set is stored once, as the bits of an integer. Always true: an entry
-takes 16 bytes and there are never more than ``capacity`` of them; a full bucket gives up its least recently used entry.
+A table of 64-bit block keys, eight to a bucket like the ways of a processor's cache. A key has a home, the entry that
+its low bits say, and is elsewhere in its bucket only where that was taken: most are found, or known to be missing, by
+one look. What belongs to a key stands behind it, so that a look is one visit to memory, which costs more than the look.
+Each entry names a *set* of holders by number; most blocks share few sets, so a set is stored once, as the bits of an
+integer. Always true: an entry takes 16 bytes, a bucket one more, and there are never more than ``capacity`` entries; a
+full bucket gives up its least recently used one; one whose count of displaced keys is 0 has all of its keys at home.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _WAYS = 8
+#: Words of a bucket: of each entry the key, then the tick of its last use above the number of its set.
+_WORDS = 2 * _WAYS
+_NUMBER = 2**32 - 1
 #: Ticks are kept in 32 bits; what is older than half of that counts as new again, which only delays its eviction.
 _TICKS = 2**32
 
-#: Bytes of one entry: key, number of its set, tick of its last use.
+#: Bytes of one entry.
 ENTRY_BYTES = 16
 
 
@@ -93,15 +99,18 @@ def runs(masks: Iterable[int]) -> list[tuple[int, int]]:
 class BlockTable:
     """Blocks and their holders. Keys are whole numbers below 2**64; 0 stands for no block and is never stored.
 
+    ``capacity`` is rounded down to a power of two, at least eight.
+
     ``lost`` is told the holders (as bits) of each block that had to go for another.
     """
 
     def __init__(self, capacity: int, lost: Callable[[int], None] | None = None) -> None:
-        self._buckets = max(1, capacity // _WAYS)
-        slots = self._buckets * _WAYS
-        self._keys = array("Q", bytes(8 * slots))
-        self._sets = array("I", bytes(4 * slots))
-        self._used = array("I", bytes(4 * slots))
+        buckets = 1 << (max(1, capacity // _WAYS).bit_length() - 1)
+        self._words = array("Q", bytes(ENTRY_BYTES * _WAYS * buckets))
+        #: The bits of a key that say which entry is its home: the lowest, so that keys in a row fill buckets too.
+        self._homes = _WAYS * buckets - 1
+        #: Keys of each bucket that are not at home.
+        self._displaced = bytearray(buckets)
         self._lost = lost
         self._tick = 0
         self.sets = HolderSets()
@@ -111,12 +120,12 @@ class BlockTable:
     @property
     def capacity(self) -> int:
         """Return the most entries that there can be."""
-        return len(self._keys)
+        return len(self._words) // 2
 
     @property
     def table_bytes(self) -> int:
         """Return the bytes of the entries, which never change; the sets come on top."""
-        return sum(part.itemsize * len(part) for part in (self._keys, self._sets, self._used))
+        return self._words.itemsize * len(self._words) + len(self._displaced)
 
     def tick(self) -> None:
         """Let time pass, by one request or one event."""
@@ -124,61 +133,64 @@ class BlockTable:
 
     def holders(self, key: int) -> int:
         """Return who holds a block, as bits, and note its use."""
-        slot = self._find(key)
-        if slot < 0:
+        place = self._find(key)
+        if place < 0:
             return 0
-        self._used[slot] = self._tick
-        return self.sets.masks[self._sets[slot]]
+        number = self._words[place + 1] & _NUMBER
+        self._words[place + 1] = self._stamp | number
+        return self.sets.masks[number]
 
     def add(self, key: int, bits: int) -> int:
         """Add holders to a block; return those (as bits) that it did not have before."""
         if not key:
             return 0
-        slot = self._find(key)
-        if slot < 0:
-            slot = self._room(key)
-            self._keys[slot], self._sets[slot] = key, self.sets.take(bits)
-            self._used[slot] = self._tick
+        words, place = self._words, self._find(key)
+        if place < 0:
+            place = self._room(key)
+            words[place], words[place + 1] = key, self._stamp | self.sets.take(bits)
+            self._displaced[place // _WORDS] += place != 2 * (key & self._homes)
             self.entries += 1
             return bits
-        number = self._sets[slot]
+        number = words[place + 1] & _NUMBER
         before = self.sets.masks[number]
-        self._used[slot] = self._tick
         if bits & ~before:
-            self._sets[slot] = self.sets.take(before | bits)
-            self.sets.drop(number)
+            number = self.sets.take(before | bits)
+            self.sets.drop(words[place + 1] & _NUMBER)
+        words[place + 1] = self._stamp | number
         return bits & ~before
 
     def remove(self, key: int, bits: int) -> int:
         """Take holders from a block; return those (as bits) that it had."""
-        slot = self._find(key) if key else -1
-        if slot < 0:
+        place = self._find(key) if key else -1
+        if place < 0:
             return 0
-        number = self._sets[slot]
+        word = self._words[place + 1]
+        number = word & _NUMBER
         before = self.sets.masks[number]
         if not before & ~bits:
-            self._clear(slot)
+            self._clear(place)
         elif before & bits:
-            self._sets[slot] = self.sets.take(before & ~bits)
+            self._words[place + 1] = word - number + self.sets.take(before & ~bits)
             self.sets.drop(number)
         return before & bits
 
     def add_all(self, keys: Iterable[int], bits: int) -> int:
         """Add holders to blocks; return how many of those did not have all of them before."""
         added = new = 0
-        table, sets, used, tick, buckets = self._keys, self._sets, self._used, self._tick, self._buckets
+        words, displaced, homes = self._words, self._displaced, self._homes
         number = self.sets.take(bits)  # for the time of this call, whatever becomes of its blocks
+        word = self._stamp | number
         for key in keys:
-            base = key % buckets * _WAYS
-            ways = table[base : base + _WAYS]
-            if key in ways or 0 not in ways:  # of new blocks, nearly none
+            place = 2 * (key & homes)
+            found = words[place]
+            if not found and key and not displaced[place // _WORDS]:
+                words[place] = key
+                words[place + 1] = word
+                new += 1
+            elif found == key and words[place + 1] & _NUMBER == number:
+                words[place + 1] = word
+            else:
                 added += bool(self.add(key, bits))
-                continue
-            slot = base + ways.index(0)
-            table[slot] = key
-            sets[slot] = number
-            used[slot] = tick
-            new += 1
         self.entries += new
         self.sets.take_more(number, new)
         self.sets.drop(number)
@@ -187,19 +199,15 @@ class BlockTable:
     def remove_all(self, keys: Iterable[int], bits: int) -> int:
         """Take holders from blocks; return how many of those had one of them."""
         removed = gone = 0
-        table, sets, used, buckets = self._keys, self._sets, self._used, self._buckets
-        place_of = table.index
+        words, displaced, homes = self._words, self._displaced, self._homes
         number = self.sets.take(bits)  # its number stays for the time of this call
         for key in keys:
-            base = key % buckets * _WAYS
-            try:
-                slot = place_of(key, base, base + _WAYS)
-            except ValueError:
-                continue
-            if sets[slot] == number and key:
-                table[slot] = sets[slot] = used[slot] = 0
+            place = 2 * (key & homes)
+            found = words[place] == key
+            if found and words[place + 1] & _NUMBER == number:
+                words[place] = words[place + 1] = 0
                 gone += 1
-            else:
+            elif found or displaced[place // _WORDS]:
                 removed += bool(self.remove(key, bits))
         self.entries -= gone
         self.sets.drop(number, gone + 1)
@@ -213,47 +221,61 @@ class BlockTable:
         """Return who holds each block of a chain, up to and without the first one that nobody holds."""
         self.tick()
         found = []
-        # What :meth:`holders` does, without two calls for each of what may be thousands of blocks.
-        place_of, sets, masks, used, tick, buckets = (
-            self._keys.index, self._sets, self.sets.masks, self._used, self._tick, self._buckets,
-        )  # fmt: skip
+        # What :meth:`holders` does, without a call for each of what may be thousands of blocks.
+        words, masks, homes, stamp = self._words, self.sets.masks, self._homes, self._stamp
         for key in keys:
-            base = key % buckets * _WAYS
-            try:
-                slot = place_of(key, base, base + _WAYS)
-            except ValueError:
-                break
-            used[slot] = tick
-            mask = masks[sets[slot]]
+            place = 2 * (key & homes)
+            if words[place] != key:
+                place = self._find(key)
+                if place < 0:
+                    break
+            number = words[place + 1] & _NUMBER
+            words[place + 1] = stamp | number
+            mask = masks[number]
             if not mask:
                 break
             found.append(mask)
         return found
 
+    @property
+    def _stamp(self) -> int:
+        """Return what an entry's second word says of its last use, when that is now."""
+        return self._tick << 32
+
     def _find(self, key: int) -> int:
-        base = key % self._buckets * _WAYS
-        try:
-            return self._keys.index(key, base, base + _WAYS)
-        except ValueError:
-            return -1
+        """Return the place of a key in the words, or -1."""
+        place = 2 * (key & self._homes)
+        if self._words[place] == key:
+            return place
+        if self._displaced[place // _WORDS]:
+            base = place & -_WORDS
+            for place in range(base, base + _WORDS, 2):
+                if self._words[place] == key:
+                    return place
+        return -1
 
     def _room(self, key: int) -> int:
-        """Return a free slot of the key's bucket, made free when there is none."""
-        base = key % self._buckets * _WAYS
-        places = range(base, base + _WAYS)
-        if 0 in (ways := self._keys[base : base + _WAYS]):
-            return base + ways.index(0)
-        for slot in places:
-            if not self.sets.masks[self._sets[slot]]:
-                self._clear(slot)
-                return slot
-        slot = max(places, key=lambda place: (self._tick - self._used[place]) % _TICKS)
+        """Return a free place of the key's bucket, its home if that is free; made free when there is none."""
+        words, home = self._words, 2 * (key & self._homes)
+        if not words[home]:
+            return home
+        base = home & -_WORDS
+        places = range(base, base + _WORDS, 2)
+        if 0 in (ways := words[base : base + _WORDS : 2]):
+            return places[ways.index(0)]
+        for place in places:
+            if not self.sets.masks[words[place + 1] & _NUMBER]:
+                self._clear(place)
+                return place
+        place = max(places, key=lambda place: (self._tick - (words[place + 1] >> 32)) % _TICKS)
         if self._lost is not None:
-            self._lost(self.sets.masks[self._sets[slot]])
-        self._clear(slot)
-        return slot
+            self._lost(self.sets.masks[words[place + 1] & _NUMBER])
+        self._clear(place)
+        return place
 
-    def _clear(self, slot: int) -> None:
-        self.sets.drop(self._sets[slot])
-        self._keys[slot] = self._sets[slot] = self._used[slot] = 0
+    def _clear(self, place: int) -> None:
+        words = self._words
+        self.sets.drop(words[place + 1] & _NUMBER)
+        self._displaced[place // _WORDS] -= place != 2 * (words[place] & self._homes)
+        words[place] = words[place + 1] = 0
         self.entries -= 1
