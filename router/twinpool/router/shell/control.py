@@ -46,6 +46,8 @@ _BACKLOG = 1024
 #: Kubernetes itself needs up to a minute until a changed Secret is in the pod.
 _KEYS_SECONDS = 2.0
 _BALANCE_SECONDS = 5.0
+#: Time in which changes that probes bring are gathered; a probe itself takes longer to find a worker gone.
+_GATHER_SECONDS = 0.05
 #: Data processes that did not end by themselves this long after the drain time are killed.
 _KILL_SECONDS = 5.0
 
@@ -86,7 +88,8 @@ class Control:
         self._published: tuple[Endpoint, ...] = ()
         self._synced = False
         self._stopping = asyncio.Event()
-        self._prober = Prober(self._publish)
+        self._prober = Prober(self._publish_soon)
+        self._gathering: asyncio.TimerHandle | None = None
         self._followers = Followers(self._tell_relied, self._tell_emptied)
         self._keys = None if settings.keys is None else read_keys(settings.keys)
         self._children = [Child(listener, self._greeting, self._asked) for _ in range(settings.workers)]
@@ -129,6 +132,8 @@ class Control:
             for child in self._children:
                 child.kill()
             self._prober.close()
+            if self._gathering is not None:
+                self._gathering.cancel()
             self._followers.close()
             tasks = (discovery, secrets, balance, books, stop, *children)
             for task in tasks:
@@ -246,7 +251,18 @@ class Control:
         self._prober.watch(endpoint for endpoint in endpoints if endpoint.wanted)
         self._publish()
 
+    def _publish_soon(self) -> None:
+        """A probe changed what is known of one worker: tell of it with those of others that come at about its time.
+
+        Each snapshot has every worker, so hundreds that are admitted one by one would cost the square of their number.
+        """
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._publish)
+
     def _publish(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         snapshot = self._snapshot()
         if snapshot.endpoints == self._published:
             return
