@@ -118,6 +118,18 @@ def test_keys_in_a_row_fill_the_table_before_any_has_to_go() -> None:
     assert (gone, table.entries) == ([], 64)
 
 
+def test_keys_of_one_home_are_all_found_and_leave_no_trace() -> None:
+    table = BlockTable(8)
+    keys = [8, 16, 24, 3]
+    assert table.add_all(keys, 1) == 4
+    assert table.masks(keys) == [1, 1, 1, 1]
+    assert table.masks([8, 32]) == [1]
+    assert table.remove_all([16, 3, 40], 1) == 2
+    assert [table.holders(key) for key in keys] == [1, 0, 1, 0]
+    assert table.remove_all(keys, 1) == 2
+    assert len(table.sets) == table.entries == 0
+
+
 def test_an_entry_that_nobody_holds_makes_room_before_one_that_somebody_holds() -> None:
     gone: list[int] = []
     table = BlockTable(8, gone.append)
