@@ -135,13 +135,15 @@ def decide(
     prices: Prices,
     rng: Random,
     ttft: float | None = None,
+    writing: Sequence[float] | None = None,
 ) -> Decision:
     """Decide between handing off and prefilling on the decode worker; neither list may be empty.
 
-    The decode worker itself is chosen when it is needed, by the load of that moment.
+    The decode worker itself is chosen when it is needed, by the load of that moment. ``writing``: what decode_price
+    says.
     """
     remote = cheapest_prefill(ask, prefills, prices, rng, ttft)
-    writing = [decode_price(ask, one, prices) for one in decodes]
+    writing = writing or [decode_price(ask, one, prices) for one in decodes]
     handed = remote.price + cheapest_decode(ask, decodes, prices, rng, writing).price
     whole = cheapest_whole(ask, decodes, prices, rng, writing).price
     return Decision(remote, whole - handed) if handed < whole else Decision(None, handed - whole)
