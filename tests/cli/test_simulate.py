@@ -75,6 +75,21 @@ def test_a_pool_that_is_too_small_is_an_answer_of_no_and_the_planner_says_how_ma
     assert json.loads(capsys.readouterr().out)["planned"]["prefill"] == 2
 
 
+def test_numbers_of_groups_are_compared_at_the_rates_that_each_can_serve(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--pairs", "1:3, 3:1,1:1", "--capacity")
+    assert run(*asked, "-o", "json") == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["prefill"], one["decode"]) for one in runs] == [(1, 1), (1, 3), (3, 1)]
+    served = [one["capacity"] for one in runs]
+    assert served[2] > 1.5 * served[0] > 1.2 * 60 / 24
+    assert run(*asked, "--sweep", "rate=0.5..1.5") == 0
+    out = capsys.readouterr().out
+    assert "keeps them up to" in out
+    assert out.count(f"{served[2]:.3g}/s") == 5
+
+
 def test_lines_that_cannot_be_read_are_named_and_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "\n".join([json.dumps(LOGGED[0]), "oops", *['{"time": 1}'] * 11, json.dumps(LOGGED[1])])
     assert run(lines=lines) == 0
@@ -94,6 +109,8 @@ def test_lines_that_cannot_be_read_are_named_and_left_out(run: Run, capsys: pyte
         (["--compare", "fastest"], {}, "the rule 'fastest' is unknown"),
         (["--sweep", "rate=2..1"], {}, "write rate=LOW..HIGH"),
         (["--sweep", "rate=fast"], {}, "write rate=LOW..HIGH"),
+        (["--pairs", "1:3,0:2"], {}, "write PREFILL:DECODE"),
+        (["--pairs", "3"], {}, "write PREFILL:DECODE"),
         (["--model-config", "/nonexistent/config.json"], {}, "cannot be read"),
         (["--trace", "/nonexistent/trace"], {}, "cannot be read"),
         ([], {"lines": ""}, "holds no request"),

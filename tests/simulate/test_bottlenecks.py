@@ -16,7 +16,7 @@ import pytest
 from twinpool.core.bottleneck import Observation, Worker, find
 from twinpool.core.economics import ASSUMED
 from twinpool.simulate import pool as simulated
-from twinpool.simulate.engines import DecodeWorker, Job, PrefillWorker
+from twinpool.simulate.engines import DecodeWorker, Job, Link, PrefillWorker
 from twinpool.simulate.pool import Setup, simulate
 from twinpool.simulate.scores import score
 from twinpool.simulate.traces import BLOCK_TOKENS, Request
@@ -66,11 +66,11 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Timeline:
         seen.decoded_by[id(job)] = id(self)
         take(self, job, source)
 
-    def handing(self: PrefillWorker, tokens: int, done: Callable[[], None]) -> None:
+    def handing(self: PrefillWorker, tokens: int, done: Callable[[], None], sink: Link | None) -> None:
         began = self._clock.now
         (job,) = done.__defaults__ or ()  # type: ignore[attr-defined]
         seen.admitted[id(job)] = began
-        over(self, tokens, done)
+        over(self, tokens, done, sink)
 
     def joining(self: DecodeWorker, job: Job) -> None:
         seen.joined[id(job)] = self._clock.now

@@ -21,6 +21,7 @@ from twinpool.operator.logic.scaling_need import Group, Promise
 from twinpool.router.logic.policy import Ask, Candidate
 from twinpool.simulate import scores, traces
 from twinpool.simulate.cache import Cache
+from twinpool.simulate.capacity import greatest, greatest_rate
 from twinpool.simulate.clock import Clock
 from twinpool.simulate.engines import DecodeWorker, Job, PrefillWorker
 from twinpool.simulate.pool import Setup, simulate
@@ -311,3 +312,35 @@ def test_scores() -> None:
     assert scores.interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 4.303 / math.sqrt(3)), rel=1e-3)
     repeated = [Request(0, 1024, 1, (1, 2)), Request(1, 1024, 1, (1, 2))]
     assert scores.pooled_hit(repeated, 10_000) == 0.5
+
+
+@pytest.mark.parametrize("limit", [0.002, 0.3, 1.0, 7.0, 900.0])
+def test_the_greatest_rate_is_found_from_both_sides(limit: float) -> None:
+    assert limit / 1.02 <= greatest(lambda factor: factor <= limit) <= limit
+
+
+def test_a_search_for_the_greatest_rate_ends_where_there_is_none() -> None:
+    assert greatest(lambda _: False) == 0.0
+    assert greatest(lambda _: True) >= 1024
+
+
+def test_a_pool_serves_its_greatest_rate_within_objectives_and_little_more_not() -> None:
+    setup, promise = replace(SETUP, prefill=1, decode=1), Promise(2.0, 0.05)
+    trace = [replace(request, prompt=4000, output=20) for request in poisson(400, 1.0, 3)]
+
+    def kept(rate: float) -> float:
+        return run(trace, setup, Variant(rate, "price", 1, 1), promise, (1, 1)).score.attainment
+
+    most = greatest_rate(trace, setup, promise)
+    assert 1 < most < 1 / ASSUMED.prefill(4000, 0)
+    assert kept(most) >= 0.99 > kept(1.05 * most)
+
+
+@pytest.mark.parametrize(("both", "seconds"), [(False, 10.0), (True, 20.0)])
+def test_pulls_from_two_prefill_workers_share_the_link_of_one_decode_worker_where_it_has_one(
+    both: bool, seconds: float
+) -> None:
+    prices = Prices(0.0, 0.0, 0.0, 1e-9, 0.0, 0.0, pull_token=0.01)
+    trace = [Request(0.0, 1000, 1), Request(0.0, 1000, 1)]
+    setup = Setup(prices, 2, 1, 0, 10_000, rule="least-load", both_links=both)
+    assert max(job.finish for job in simulate(trace, setup)) == pytest.approx(seconds, rel=1e-3)

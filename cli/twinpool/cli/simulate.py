@@ -26,11 +26,12 @@ from twinpool.operator.logic.scaling_need import Group
 from twinpool.operator.logic.scaling_step import promise_of
 from twinpool.operator.logic.target import gpus as gpus_of
 from twinpool.operator.logic.target import limits as limits_of
+from twinpool.simulate.capacity import greatest_rate
 from twinpool.simulate.pool import Setup
 from twinpool.simulate.report import page
 from twinpool.simulate.rules import RULES
 from twinpool.simulate.traces import read
-from twinpool.simulate.whatif import Outcome, Variant, demand, planned, run
+from twinpool.simulate.whatif import Outcome, Variant, as_in, demand, planned, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +63,15 @@ class Question:
     plan: Decision
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What is tried beside the pool as it is, as it was typed: rules, rates, and numbers of groups."""
+
+    compare: str
+    sweep: str
+    pairs: str
+
+
 def simulate(
     *,
     trace: Annotated[Path, Parameter(help="Requests: Mooncake's JSON lines, Azure's CSV, or a router's access log.")],
@@ -71,6 +81,8 @@ def simulate(
     gpu: Annotated[str, Parameter(help=f"Kind of GPU: {', '.join(ACCELERATORS)}.")] = "h100",
     compare: Annotated[str, Parameter(help="Routing rules beside the pool's, separated by commas, or all.")] = "",
     sweep: Annotated[str, Parameter(help="Multiples of the trace's rate: rate=0.5..1.5 (five steps).")] = "",
+    pairs: Annotated[str, Parameter(help="Prefill and decode groups beside the pool's: 1:3,2:2,3:1.")] = "",
+    capacity: Annotated[bool, Parameter(help="Also look for the greatest rate that each keeps objectives at.")] = False,
     first: Annotated[int | None, Parameter(help="Use only the first requests of the trace, so many.")] = None,
     seed: Annotated[int, Parameter(help="Same seed, same answer.")] = 0,
     report: Annotated[Path | None, Parameter(help="Also write a page with plots to this file (HTML).")] = None,
@@ -81,8 +93,11 @@ def simulate(
     Times come from data sheets (see --gpu), so this ranks choices; it measures nothing. Lines that cannot be read are
     named and left out. Exit code 1: the pool would keep its objectives for fewer requests than it promises.
     """
-    asked = _question(from_file(pool), _lines(trace, first), _shape(model, model_config), gpu, compare, sweep, seed)
+    tried = Tried(compare, sweep, pairs)
+    asked = _question(from_file(pool), _lines(trace, first), _shape(model, model_config), gpu, tried, seed)
     outcomes = _run(asked)
+    if capacity:
+        outcomes = _with_capacity(asked, outcomes)
     if report is not None:
         _report(report, f"{pool.name} with {trace.name}", asked, outcomes)
     if output == "text":
@@ -128,8 +143,7 @@ def _question(
     lines: tuple[Sequence[Request], Sequence[Problem]],
     shape: ModelShape,
     gpu: str,
-    compare: str,
-    sweep: str,
+    tried: Tried,
     seed: int,
 ) -> Question:
     prefill, decode = pool.spec.prefill, pool.spec.decode
@@ -142,7 +156,7 @@ def _question(
     setup = Setup(
         prices[0], prefill.replicas, decode.replicas, _room(shape, kind, prefill), _room(shape, kind, decode),
         rule=pool.spec.routing.policy, conditional=pool.spec.handoff.conditional == "auto", seed=seed,
-        routers=max(1, pool.spec.routing.replicas), decode_prices=prices[1],
+        routers=max(1, pool.spec.routing.replicas), decode_prices=prices[1], both_links=True,
     )  # fmt: skip
     promise, each = promise_of(pool), gpus_of(pool.spec)
     if pool.spec.objectives.ttft is not None:
@@ -152,10 +166,14 @@ def _question(
     if pool.spec.scaling is not None:
         limits = limits_of(pool, pool.spec.scaling)
     plan = planned(work, prices[1], promise, Group(setup.decode_capacity), limits)
+    groups = _pairs(setup, tried.pairs)
     variants = [
-        Variant(rate, rule, setup.prefill, setup.decode) for rate in _rates(sweep) for rule in _rules(setup, compare)
+        Variant(rate, rule, *pair)
+        for rate in _rates(tried.sweep)
+        for rule in _rules(setup, tried.compare)
+        for pair in groups
     ]
-    if (plan.prefill, plan.decode) != (setup.prefill, setup.decode):
+    if (plan.prefill, plan.decode) not in groups:
         variants.append(Variant(1.0, setup.rule, plan.prefill, plan.decode))
     return Question(trace, problems, setup, variants, promise, (each["prefill"], each["decode"]), plan)
 
@@ -184,6 +202,17 @@ def _rules(setup: Setup, compare: str) -> list[str]:
     if unknown := [name for name in others if name not in RULES]:
         raise TwinpoolError(f"the rule {unknown[0]!r} is unknown", f"use all, or some of {', '.join(RULES)}")
     return list(dict.fromkeys([setup.rule, *others]))
+
+
+def _pairs(setup: Setup, pairs: str) -> list[tuple[int, int]]:
+    """Return the numbers of groups to try, the pool's own first."""
+    found = [(setup.prefill, setup.decode)]
+    for text in pairs.split(",") if pairs else ():
+        prefill, _, decode = (word.strip() for word in text.partition(":"))
+        if not (prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
+            raise TwinpoolError(f"--pairs {pairs} is not understood", "write PREFILL:DECODE, such as 1:3,2:2,3:1")
+        found.append((int(prefill), int(decode)))
+    return list(dict.fromkeys(found))
 
 
 def _rates(sweep: str) -> list[float]:
@@ -218,12 +247,26 @@ def _run(asked: Question) -> list[Outcome]:
     return found
 
 
+def _with_capacity(asked: Question, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes with the greatest rate of each pair and rule in requests/s."""
+    given = len(asked.trace) / max(1e-9, asked.trace[-1].arrival)
+    factors: dict[Variant, float] = {}
+    for item in outcomes:
+        kind = replace(item.variant, rate=1.0)
+        if kind not in factors:
+            factors[kind] = greatest_rate(asked.trace, as_in(asked.setup, kind), asked.promise)
+    return [replace(item, capacity=given * factors[replace(item.variant, rate=1.0)]) for item in outcomes]
+
+
 def _json(asked: Question, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "requests": len(asked.trace),
         "skipped": [{"line": problem.line, "reason": problem.reason} for problem in asked.problems],
         "planned": {"prefill": asked.plan.prefill, "decode": asked.plan.decode, "reason": asked.plan.reason},
-        "runs": [{**asdict(item.variant), **asdict(item.score), "gpu_hours": item.gpu_hours} for item in outcomes],
+        "runs": [
+            {**asdict(item.variant), **asdict(item.score), "gpu_hours": item.gpu_hours, "capacity": item.capacity}
+            for item in outcomes
+        ],
     }
 
 
@@ -233,7 +276,9 @@ def _write(asked: Question, outcomes: Sequence[Outcome]) -> None:
     if len(asked.problems) > _NAMED:
         sys.stderr.write(f"left out: {len(asked.problems) - _NAMED} more lines\n")
     sys.stdout.write(f"{len(asked.trace)} requests in virtual time; the model's seconds, nothing is measured\n")
-    write_table(_HEADERS, [_row(item) for item in outcomes])
+    found = any(item.capacity is not None for item in outcomes)
+    headers = (*_HEADERS, "keeps them up to") if found else _HEADERS
+    write_table(headers, [_row(item) for item in outcomes])
     sys.stdout.write(f"planner: {asked.plan.prefill}:{asked.plan.decode}, since {asked.plan.reason}\n")
 
 
@@ -242,5 +287,5 @@ def _row(item: Outcome) -> tuple[str, ...]:
     return (
         f"{variant.rate:g}", variant.rule, f"{variant.prefill}:{variant.decode}", f"{score.attainment:.1%}",
         f"{score.ttft_mean:.3f} s", f"{score.ttft_p99:.3f} s", f"{1000 * score.itl_p99:.1f} ms", f"{score.hit:.1%}",
-        f"{item.gpu_hours:.2f}",
+        f"{item.gpu_hours:.2f}", *(() if item.capacity is None else (f"{item.capacity:.3g}/s",)),
     )  # fmt: skip

@@ -45,6 +45,13 @@ class Job:
     finished: Callable[[], None] = _nothing
 
 
+@dataclass(slots=True)
+class Link:
+    """One worker's way to the network, and when what it carries will have gone through."""
+
+    free: float = 0.0
+
+
 class PrefillWorker:
     """Computes prompts first come, first served; its link hands KV over in the same way."""
 
@@ -54,7 +61,7 @@ class PrefillWorker:
         self.cache = cache
         self._queue: deque[Job] = deque()
         self._busy = False
-        self._link_free = 0.0
+        self._link = Link()
         #: Seconds of computing done.
         self.worked = 0.0
 
@@ -80,18 +87,23 @@ class PrefillWorker:
             self._start()
         job.prefilled()
 
-    def hand_over(self, tokens: int, done: Callable[[], None]) -> None:
-        """Send the KV of ``tokens`` tokens over the link, after what it sends already."""
-        self._link_free = max(self._link_free, self._clock.now) + self._prices.pull(tokens)
-        self._clock.at(self._link_free, done)
+    def hand_over(self, tokens: int, done: Callable[[], None], sink: Link | None = None) -> None:
+        """Send the KV of ``tokens`` tokens over the link, after what it and the link of the ``sink`` carry already."""
+        links = (self._link,) if sink is None else (self._link, sink)
+        free = max(self._clock.now, *(link.free for link in links)) + self._prices.pull(tokens)
+        for link in links:
+            link.free = free
+        self._clock.at(free, done)
 
 
 class DecodeWorker:
     """Writes tokens for a batch, one each step."""
 
-    def __init__(self, clock: Clock, prices: Prices, capacity: int, cache: Cache) -> None:
+    def __init__(self, clock: Clock, prices: Prices, capacity: int, cache: Cache, link: Link | None = None) -> None:
         self._clock = clock
         self._prices = prices
+        #: Its way to the network; None: pulls wait at the sender alone.
+        self._link = link
         self.capacity = capacity
         self.cache = cache
         #: KV tokens of what it runs, answers included.
@@ -133,7 +145,11 @@ class DecodeWorker:
                 self._plan()
             else:
                 held = self.cache.leading(job.request.blocks) * BLOCK_TOKENS
-                source.hand_over(max(0, job.request.prompt - held), lambda job=job: self._join(job))  # type: ignore[misc]
+                source.hand_over(
+                    max(0, job.request.prompt - held),
+                    lambda job=job: self._join(job),  # type: ignore[misc]
+                    self._link,
+                )
 
     def _join(self, job: Job) -> None:
         """Write the first token in the next step."""

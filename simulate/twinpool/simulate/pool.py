@@ -11,7 +11,7 @@ from twinpool.router.logic import policy, price
 from twinpool.router.logic.policy import Ask, Candidate
 from twinpool.simulate.cache import Cache
 from twinpool.simulate.clock import Clock
-from twinpool.simulate.engines import DecodeWorker, Job, PrefillWorker
+from twinpool.simulate.engines import DecodeWorker, Job, Link, PrefillWorker
 from twinpool.simulate.rules import OURS, RULES, Seen
 from twinpool.simulate.traces import BLOCK_TOKENS
 from twinpool.simulate.views import View
@@ -49,6 +49,8 @@ class Setup:
     ttft: float | None = None
     #: Prices of decode workers where their GPUs are others; ``prices`` are then those of prefill and of choices.
     decode_prices: Prices | None = None
+    #: Whether pulls also wait for what the decode worker pulls already, not just for what the prefill worker sends.
+    both_links: bool = False
 
 
 @dataclass(slots=True)
@@ -109,9 +111,10 @@ class Router:
         candidates = self._prefill_candidates(request)
         if self._setup.conditional:
             decodes, prices = self._decode_candidates(request), self._setup.prices
-            decision = price.decide(ask, candidates, decodes, prices, self._rng, self._setup.ttft)
+            writing = [price.decode_price(ask, one, prices) for one in decodes]
+            decision = price.decide(ask, candidates, decodes, prices, self._rng, self._setup.ttft, writing)
             if decision.prefill is None:
-                self._whole(job, ask, decodes)
+                self._whole(job, ask, decodes, writing)
                 return
             place = decision.prefill.place
         else:
@@ -154,8 +157,8 @@ class Router:
         job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
         self._pool.decode[place].submit(job, source)
 
-    def _whole(self, job: Job, ask: Ask, candidates: Sequence[Candidate]) -> None:
-        chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng)
+    def _whole(self, job: Job, ask: Ask, candidates: Sequence[Candidate], writing: Sequence[float]) -> None:
+        chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng, writing)
         books, name = self._decode[chosen.place], self._pool.decode_names[chosen.place]
         self._view.sent(name, job.request.blocks)
         cached = candidates[chosen.place].cached
@@ -213,7 +216,13 @@ class Pool:
         # What a decode worker does not need for sequences holds the blocks of those that ended: half, on average.
         half, prices = setup.decode_capacity // BLOCK_TOKENS // 2, setup.decode_prices or setup.prices
         self.decode = [
-            DecodeWorker(clock, prices, setup.decode_capacity, Cache(half, self.view.listener(name)))
+            DecodeWorker(
+                clock,
+                prices,
+                setup.decode_capacity,
+                Cache(half, self.view.listener(name)),
+                Link() if setup.both_links else None,
+            )
             for name in self.decode_names
         ]
 

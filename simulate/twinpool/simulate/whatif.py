@@ -50,17 +50,26 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a variant. ``gpu_hours`` are those of all groups from the first arrival to the last end."""
+    """What came of a variant. ``gpu_hours`` are those of all groups from the first arrival to the last end.
+
+    ``capacity``: the greatest rate, in requests/s, at which it keeps its objectives; None when nobody asked.
+    """
 
     variant: Variant
     score: Score
     gpu_hours: float
     moments: tuple[Moment, ...] = ()
+    capacity: float | None = None
 
 
 def at_rate(trace: Sequence[Request], rate: float) -> list[Request]:
     """Return the trace with ``rate`` times as many requests per second."""
     return [replace(request, arrival=request.arrival / rate) for request in trace]
+
+
+def as_in(setup: Setup, variant: Variant) -> Setup:
+    """Return the pool with the rule and the groups of ``variant``."""
+    return replace(setup, rule=variant.rule, prefill=variant.prefill, decode=variant.decode)
 
 
 def run(
@@ -72,8 +81,7 @@ def run(
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Return what comes of one variant; ``gpus`` are those of one prefill and of one decode group."""
-    chosen = replace(setup, rule=variant.rule, prefill=variant.prefill, decode=variant.decode)
-    jobs = simulate(at_rate(trace, variant.rate), chosen, progress)
+    jobs = simulate(at_rate(trace, variant.rate), as_in(setup, variant), progress)
     ends = [job.finish for job in jobs if job.finish != math.inf]
     hours = max(ends, default=0.0) / 3600
     used = variant.prefill * gpus[0] + variant.decode * gpus[1]
