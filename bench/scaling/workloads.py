@@ -115,6 +115,14 @@ def _drift(now: float) -> Moment:
     return Moment(10.0, 1800.0 + 3000.0 * share, 380.0 - 250.0 * share)
 
 
+def _spikes(now: float) -> Moment:
+    return Moment(20.0 if now % 600 >= 420 else 8.0, 2200.0, 260.0)
+
+
+def _calm(now: float) -> Moment:
+    return Moment(11.0 + 2.0 * math.sin(2 * math.pi * now / 1600), 2600.0, 240.0)
+
+
 #: What constants are chosen on (seeds below 1000).
 DESIGN = (
     Workload("climb x5 over 900 s, starts take 120 s", _climb, start=120.0),
@@ -123,4 +131,6 @@ DESIGN = (
     Workload("wave of 1200 s", _wave),
     Workload("wave of 1200 s, engines 25 % slower, starts take 150 s", _wave, slow=1.25, start=150.0),
     Workload("lengths drift", _drift, start=90.0),
+    Workload("spikes x2.5 for 180 s, starts take 75 s", _spikes, start=75.0),
+    Workload("calm, half of the groups lost, starts take 90 s", _calm, start=90.0, loss=1000.0),
 )

@@ -99,6 +99,20 @@ def test_a_peak_shorter_than_the_patience_brings_nothing(pool: InferencePool) ->
     assert ours.changes == []
 
 
+def test_what_jumped_once_finds_groups_when_it_jumps_again(pool: InferencePool) -> None:
+    def played(*rates: tuple[float, int]) -> Pair:
+        ours = Autoscaler(pool)
+        for rate, seconds in rates:
+            for _ in range(seconds // 2):
+                ours.look(arriving(rate), start=60.0)
+        return ours.target
+
+    calm, jumped = played((8.0, 700)), played((8.0, 200), (20.0, 120), (8.0, 380))
+    assert sum(jumped) > sum(calm)
+    assert jumped <= played((20.0, 700)), "no more than the jump itself needs, but for a little"
+    assert sum(played((8.0, 200), (20.0, 120), (8.0, 4000))) < sum(jumped), "an hour later it is forgotten"
+
+
 def test_missing_figures_hold_and_say_why_and_start_the_patience_anew(pool: InferencePool) -> None:
     ours = Autoscaler(pool, (9, 9))
     held = ours.looks("router pod r does not say what arrives", 600)

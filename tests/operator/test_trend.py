@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinpool.operator.logic.trend import FARTHEST, Rate, in_flight, remembered, slope, standing
+from twinpool.operator.logic.trend import (
+    FARTHEST,
+    MEMORY,
+    Jump,
+    Rate,
+    in_flight,
+    leapt,
+    remembered,
+    slope,
+    standing,
+    surge,
+)
 
 
 def rates(start: float, per_second: float, seconds: float = 600.0) -> tuple[Rate, ...]:
@@ -40,6 +51,48 @@ def test_chance_is_rarely_taken_for_growth() -> None:
         first, second = (sum(dice.random() < 0.05 for _ in range(1200)) / 60 for _ in range(2))
         wrong += slope((Rate(0.0, first, 60.0),), Rate(180.0, second, 60.0), 180.0) > 0
     assert wrong < 400 * 0.05
+
+
+def test_a_jump_is_one_that_chance_does_not_make_and_is_forgotten_after_an_hour() -> None:
+    before = (Rate(0.0, 8.0, 60.0), Rate(30.0, 8.0, 60.0))
+    (jump,) = leapt((), before, Rate(60.0, 20.0, 60.0))
+    assert (jump.at, jump.factor, jump.rate) == (60.0, 2.5, 20.0)
+    assert leapt((), before, Rate(60.0, 9.5, 60.0)) == ()
+    assert leapt((), before[1:], Rate(60.0, 20.0, 60.0)) == (), "the spans overlap"
+    assert leapt((), (Rate(0.0, 0.0, 60.0),), Rate(60.0, 20.0, 60.0)) == (), "from nothing is no factor"
+    assert leapt((jump,), before, Rate(61.0 + MEMORY, 8.0, 60.0)) == ()
+    several = tuple(Jump(float(at), 2.0, 20.0) for at in range(0, 1000, 10))
+    assert len(leapt(several, before, Rate(1000.0, 8.0, 60.0))) < len(several)
+
+
+def test_what_jumped_is_expected_again_up_to_a_little_above_where_it_came() -> None:
+    jumps = (Jump(100.0, 2.5, 20.0), Jump(400.0, 1.4, 11.0))
+    now = Rate(1000.0, 8.0, 60.0)
+    assert surge(jumps, now, 0.0, 60.0, 0.01) == 2.5
+    assert surge(jumps, Rate(1000.0, 20.0, 60.0), 0.0, 60.0, 0.01) == pytest.approx(1.25)
+    assert surge(jumps, Rate(1000.0, 30.0, 60.0), 0.0, 60.0, 0.01) == 1.0, "as far as it ever jumped"
+    assert surge(jumps, Rate(1000.0, 0.0, 60.0), 0.0, 60.0, 0.01) == 1.0
+    assert surge((), now, 0.0, 60.0, 0.01) == 1.0
+
+
+def test_a_jump_counts_only_if_more_moments_precede_one_than_may_miss() -> None:
+    jumps = (Jump(100.0, 2.5, 20.0), Jump(400.0, 1.4, 20.0))
+    now = Rate(2000.0, 8.0, 60.0)
+    assert surge(jumps, now, 0.0, 10.0, 0.01) == 1.0, "starts are short"
+    assert surge(jumps, now, 0.0, 60.0, 0.05) == 1.4
+    assert surge(jumps, now, 0.0, 60.0, 0.2) == 1.0
+    assert surge(jumps, now, 1990.0, 60.0, 0.2) == 2.5, "little is known yet"
+
+
+def test_chance_is_hardly_ever_taken_for_a_jump() -> None:
+    dice = random.Random(5)
+    found: tuple[Rate, ...] = ()
+    jumps: tuple[Jump, ...] = ()
+    for at in range(0, 40_000, 10):
+        newest = Rate(float(at), sum(dice.random() < 0.05 for _ in range(1200)) / 60, 60.0)
+        jumps = leapt(jumps, found, newest)
+        found = (*found, newest)[-20:]
+    assert len(jumps) <= 2
 
 
 positive = st.floats(0, 1000)

@@ -17,7 +17,7 @@ from twinpool.core.units import parse_duration
 from twinpool.operator.logic.scaling import Decision, Limits, Needs, Pair, cheapest, plan_scale
 from twinpool.operator.logic.scaling_need import Demand, Group, Promise, largest_batch, suffering
 from twinpool.operator.logic.target import limits as limits_of
-from twinpool.operator.logic.trend import Rate, in_flight, remembered, slope, standing
+from twinpool.operator.logic.trend import Jump, Rate, in_flight, leapt, remembered, slope, standing, surge
 
 if TYPE_CHECKING:
     from twinpool.core.economics import Prices
@@ -50,6 +50,8 @@ class State:
     step_factor: float = 1.0
     #: Earlier rates of requests, as far back as a group takes to start.
     rates: tuple[Rate, ...] = ()
+    #: Sudden rises of the last hour.
+    jumps: tuple[Jump, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,14 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
     since = now if state.since is None else state.since
     learnt = _learnt(state, work)
     newest = Rate(now, work.totals.requests / work.seconds, work.seconds)
-    growth = growth_of(work, seen.start, slope(state.rates, newest, seen.start))
+    rates, jumps = remembered(state.rates, newest, seen.start), state.jumps
+    if rates[-1] is newest:
+        jumps = leapt(jumps, state.rates, newest)
     prices, promise, group = ASSUMED.scaled(learnt.step_factor), promise_of(pool), Group(_ROOM, _sequences(pool))
+    growth = max(
+        growth_of(work, seen.start, slope(state.rates, newest, seen.start)),
+        surge(jumps, newest, since, seen.start, promise.miss),
+    )
     demand = _ahead(demand_of(work, learnt), seen, prices, promise, group)
     hold_in = parse_duration(scaling.stabilization.scale_in)
     hold_out = parse_duration(scaling.stabilization.scale_out)
@@ -136,7 +144,7 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
         learnt.step_factor, seen.start, need,
     )  # fmt: skip
     kept = tuple((at, old) for at, old in state.needs if at >= now - max(hold_in, hold_out))
-    learnt = replace(learnt, since=since, needs=(*kept, (now, need)), rates=remembered(state.rates, newest, seen.start))
+    learnt = replace(learnt, since=since, needs=(*kept, (now, need)), rates=rates, jumps=jumps)
     back, words = _missed(seen, suffering(demand_of(work, learnt), prices, promise, group, held))
     if words:
         pair = cheapest(back, bounds)

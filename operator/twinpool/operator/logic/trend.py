@@ -1,5 +1,8 @@
 """How the rate of requests has moved over as long as a group takes to start, and what waits when one is up. Pure.
 
+What jumps is over before a group that is begun at the jump serves: it is met by groups that are there, and what jumped
+within the last hour is expected to do so again.
+
 A rise that a window of a minute cannot tell from chance is certain over three: what counts is how much more there will
 be when a group that is begun now serves. And a backlog is worth a group only as far as it is still there by then.
 """
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
 SURE = 2.0
 #: Seconds between two rates that are remembered, and the longest start that is looked ahead for.
 EVERY, FARTHEST = 10.0, 900.0
+#: Seconds for which a jump is remembered, how many at most, and the standard deviations that make one: it is looked for
+#: every few seconds, so chance has many tries.
+MEMORY, _MOST_JUMPS, _CERTAIN = 3600.0, 60, 4.0
+#: How far above the highest rate that a jump reached another one is expected to go (chosen on the design workloads of
+#: the scaling benchmark, among 1 to 1.5).
+_BEYOND = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,48 @@ def slope(rates: Sequence[Rate], newest: Rate, start: float) -> float:
     spread = math.sqrt(max(old.rate, 1 / old.seconds) / old.seconds + newest.rate / newest.seconds)
     more = newest.rate - old.rate
     return more / (newest.at - old.at) if more > SURE * spread else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """The rate was ``factor`` times as high as right before, at ``at``, and so reached ``rate`` requests per second."""
+
+    at: float
+    factor: float
+    rate: float
+
+
+def leapt(jumps: Sequence[Jump], rates: Sequence[Rate], newest: Rate) -> tuple[Jump, ...]:
+    """Return the jumps of the last hour, with that to the newest rate if it is one and no chance.
+
+    Compared are two spans that touch. Poisson: the variance of a count is its mean.
+    """
+    kept = tuple(jump for jump in jumps if newest.at - jump.at <= MEMORY)[-_MOST_JUMPS:]
+    earlier = [rate for rate in rates if newest.at - rate.at >= newest.seconds]
+    if not earlier or earlier[-1].rate <= 0:
+        return kept
+    old = earlier[-1]
+    spread = math.sqrt(old.rate / old.seconds + newest.rate / newest.seconds)
+    if newest.rate - old.rate <= _CERTAIN * spread:
+        return kept
+    return (*kept, Jump(newest.at, newest.rate / old.rate, newest.rate))
+
+
+def surge(jumps: Sequence[Jump], newest: Rate, since: float, start: float, miss: float) -> float:
+    """Return by how much the rate is to be expected to grow before a group that is begun at a jump would serve.
+
+    What jumped before jumps again, to little above where it came then: by the least factor that leaves no more than
+    ``miss`` of the time since ``since`` to moments in whose next ``start`` seconds it jumped further.
+    """
+    reach = min(FARTHEST, start)
+    allowed = miss * min(MEMORY, max(reach, newest.at - since))
+    moments: set[int] = set()
+    for jump in sorted(jumps, key=lambda jump: -jump.factor):
+        moments.update(range(math.ceil((jump.at - reach) / EVERY), math.ceil(jump.at / EVERY)))
+        if len(moments) * EVERY > allowed:
+            most = _BEYOND * max(one.rate for one in jumps)
+            return max(1.0, min(jump.factor, most / newest.rate)) if newest.rate > 0 else 1.0
+    return 1.0
 
 
 def standing(backlog: float, load: float, serving: int, coming: int, start: float) -> float:
