@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinpool.core.economics import ASSUMED, prices_of
+from twinpool.core.experts import Experts
 from twinpool.core.kv import SHAPES, kv_bytes_per_token
 from twinpool.core.timing import (
     ACCELERATORS,
@@ -41,6 +42,29 @@ def test_decode_and_mixed_steps_cost_what_the_roofline_says(shape, contexts, new
     both = work + prefill_work(model, new, cached)
     mixed = prices.mixed(new, cached, len(contexts), sum(contexts))
     assert mixed == pytest.approx(step_seconds(model, gpu, both))
+
+
+MIXTURE = replace(LLAMA_70B, parameters=671e9, experts=Experts(256, 8, 58, 44e6))
+
+
+@given(new=tokens, cached=tokens, contexts=st.lists(tokens, min_size=1, max_size=50))
+def test_a_step_of_a_mixture_reads_the_experts_that_its_tokens_are_sent_to(new, cached, contexts):
+    gpu, batch, context = ACCELERATORS["h200"], len(contexts), sum(contexts)
+    prices = prices_of(MIXTURE, gpu, 8)
+    work = sum((decode_work(MIXTURE, each) for each in contexts), Work())
+    prompt = prefill_work(MIXTURE, new, cached)
+    assert prices.prefill(new, cached) == pytest.approx(step_seconds(MIXTURE, gpu, prompt, 8))
+    assert prices.step(batch, context) == pytest.approx(step_seconds(MIXTURE, gpu, work, 8))
+    assert prices.mixed(new, cached, batch, context) == pytest.approx(step_seconds(MIXTURE, gpu, work + prompt, 8))
+    assert prices.scaled(2.0).step(batch, context) == pytest.approx(2 * prices.step(batch, context))
+
+
+def test_drafts_of_a_mixture_read_more_experts():
+    dense, mixed = (prices_of(shape, ACCELERATORS["h200"], 8) for shape in (LLAMA_70B, MIXTURE))
+    # One sequence with three drafts reads the experts of four tokens, not those of one.
+    assert mixed.verify(1, 3, 0) == pytest.approx(mixed.step(4, 0), rel=1e-3)
+    assert mixed.verify(1, 3, 0) / mixed.step(1, 0) > 1.5
+    assert dense.verify(1, 3, 0) / dense.step(1, 0) < 1.1
 
 
 def test_a_pull_costs_what_the_link_says():

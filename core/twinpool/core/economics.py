@@ -7,6 +7,7 @@ planner and simulator cannot disagree about what a token costs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ class Prices:
     overhead:
         Every engine step, whatever its size.
     weights:
-        Reading all weights once, which every step does.
+        Reading once the weights that every step reads: all but routed experts.
     context:
         Reading the KV of one token that stands before the step's tokens.
     token:
@@ -37,6 +38,8 @@ class Prices:
         A handoff, and each prompt token of it that the decode worker does not hold.
     load_token:
         Bringing one cached token back from a slower tier of the same worker; 0 when there is none.
+    experts, missed:
+        Reading all routed experts of a mixture, and the share of them that one token is not sent to; 0 without.
     """
 
     overhead: float
@@ -47,6 +50,15 @@ class Prices:
     pull_setup: float
     pull_token: float
     load_token: float = 0.0
+    experts: float = 0.0
+    missed: float = 0.0
+
+    def routed(self, tokens: float) -> float:
+        """Return the time to read the experts of a mixture that a step of ``tokens`` is sent to.
+
+        See :meth:`twinpool.core.experts.Experts.touched`.
+        """
+        return self.experts * (1 - math.pow(self.missed, tokens))
 
     def prefill(self, new: float, cached: float) -> float:
         """Return the time to compute ``new`` prompt tokens after ``cached`` ones in one step; 0 for none.
@@ -57,6 +69,8 @@ class Prices:
             return 0.0
         arithmetic = new * (self.token + self.pair * (cached + new / 2))
         traffic = self.weights + self.context * cached
+        if self.experts:
+            traffic += self.routed(new)
         return self.overhead + (arithmetic if arithmetic > traffic else traffic)  # noqa: FURB136
 
     def step(self, batch: float, context: float) -> float:
@@ -68,6 +82,8 @@ class Prices:
             return 0.0
         arithmetic = batch * (self.token + self.pair / 2) + self.pair * context
         traffic = self.weights + self.context * context
+        if self.experts:
+            traffic += self.routed(batch)
         return self.overhead + (arithmetic if arithmetic > traffic else traffic)  # noqa: FURB136
 
     def verify(self, batch: float, drafted: int, context: float) -> float:
@@ -79,13 +95,18 @@ class Prices:
             return 0.0
         count = drafted + 1
         arithmetic = count * (batch * (self.token + self.pair * count / 2) + self.pair * context)
-        return self.overhead + max(arithmetic, self.weights + self.context * context)
+        traffic = self.weights + self.context * context
+        if self.experts:
+            traffic += self.routed(batch * count)
+        return self.overhead + (arithmetic if arithmetic > traffic else traffic)  # noqa: FURB136
 
     def mixed(self, new: float, cached: float, batch: float, context: float) -> float:
         """Return the time of a step that computes ``new`` prompt tokens beside a decode batch (chunked prefill)."""
         arithmetic = new * (self.token + self.pair * (cached + new / 2))
         arithmetic += batch * (self.token + self.pair / 2) + self.pair * context
         traffic = self.weights + self.context * (cached + context)
+        if self.experts:
+            traffic += self.routed(new + batch)
         return self.overhead + (arithmetic if arithmetic > traffic else traffic)  # noqa: FURB136
 
     def interference(self, new: float, cached: float, batch: float, context: float) -> float:
@@ -114,6 +135,7 @@ class Prices:
             self,
             overhead=self.overhead * factor,
             weights=self.weights * factor,
+            experts=self.experts * factor,
             context=self.context * factor,
             token=self.token * factor,
             pair=self.pair * factor,
@@ -126,21 +148,24 @@ def prices_of(
     """Return the prices of ``shape`` on ``gpus`` GPUs, its KV moving over ``link`` in blocks of ``block_size`` tokens.
 
     Two FLOPs per weight and token and four per layer, head element and token pair (see ``timing.prefill_work``); one
-    descriptor for the keys and one for the values of each layer and block (vLLM's NIXL layout). A step of a mixture is
-    priced as if it read every expert, which a batch of a few dozen tokens nearly does.
+    descriptor for the keys and one for the values of each layer and block (vLLM's NIXL layout). Of a mixture a step
+    reads the experts that its tokens are sent to.
     """
     link = link or Link()
     flops = gpus * gpu.peak(shape.weight_bytes) * gpu.flops_share
     bandwidth = gpus * gpu.bandwidth * gpu.bandwidth_share
     kv = kv_bytes_per_token(shape)
+    experts = shape.experts
     return Prices(
         overhead=gpu.overhead,
-        weights=shape.parameters * shape.weight_bytes / bandwidth,
+        weights=shape.dense * shape.weight_bytes / bandwidth,
         context=kv / bandwidth,
         token=2 * shape.active / flops,
         pair=4 * shape.layers * shape.heads * shape.head_dim / flops,
         pull_setup=link.setup,
         pull_token=kv / link.bandwidth + 2 * shape.layers * link.per_descriptor / block_size,
+        experts=experts.total * shape.weight_bytes / bandwidth if experts else 0.0,
+        missed=1 - experts.per_token / experts.count if experts else 0.0,
     )
 
 

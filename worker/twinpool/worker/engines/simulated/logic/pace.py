@@ -33,7 +33,9 @@ class Pace:
         found = prices_of(self.shape, self.gpu, self.gpus, self.link)
         if self.prefill_rate is None:
             return found
-        return replace(found, overhead=0.0, weights=0.0, context=0.0, pair=0.0, token=1 / self.prefill_rate)
+        return replace(
+            found, overhead=0.0, weights=0.0, experts=0.0, context=0.0, pair=0.0, token=1 / self.prefill_rate
+        )
 
     def step(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Return the seconds of a step that computes, for each sequence, (new tokens, tokens before them)."""
