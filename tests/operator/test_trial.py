@@ -9,6 +9,8 @@ import pytest
 from twinpool.core import protocol
 from twinpool.operator.logic.actions import Apply, Retire, Try
 from twinpool.operator.logic.observed import Refusal
+from twinpool.operator.logic.plan import plan
+from twinpool.operator.logic.settings import Settings
 from twinpool.operator.shell.apply import Executor
 from twinpool.operator.shell.cluster import ApiRefused
 from twinpool.operator.shell.observe import Memory
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 KEY = ("team", "demo")
 TIGHT = {"maxSurge": 0, "maxUnavailable": 1}
 NEW = {"args": ["--seed=7"]}
+ABBREVIATED = {"args": ["--tensor-par=2"]}
 
 
 def updated(build: Callable[..., Any], model: Any, rollout: dict[str, Any]) -> Any:
@@ -90,6 +93,26 @@ def test_where_groups_are_made_before_others_go_that_is_the_trial(make_pool: Any
     planned = cluster.planned()
     assert not [action for action in planned if isinstance(action, Try)]
     assert len(groups_of(planned)) == 2
+
+
+@pytest.mark.parametrize("rollout", [TIGHT, {"maxSurge": 1, "maxUnavailable": 0}])
+def test_arguments_that_launchers_would_refuse_start_no_rollout(
+    make_pool: Any, model_cluster: Any, rollout: Any
+) -> None:
+    cluster = updated(make_pool, model_cluster, rollout)
+    cluster.tried = None
+    good = cluster.pool
+    cluster.pool = make_pool(rollout=rollout, prefill={"replicas": 2}, decode={"replicas": 2, "engine": ABBREVIATED})
+    before = cluster.sets().keys()
+    cluster.settle()
+    assert cluster.sets().keys() == before
+    said = {item["type"]: item for item in plan(cluster.observed(), Settings(), cluster.now).status["conditions"]}
+    assert (said["Progressing"]["status"], said["Progressing"]["reason"]) == ("False", "ArgumentRefused")
+    assert "'--tensor-par=2' sets --tensor-parallel-size" in said["Progressing"]["message"]
+    assert said["Ready"]["status"] == "True", "the old revision serves"
+    cluster.pool = good
+    cluster.settle()
+    assert not cluster.sets().keys() & before
 
 
 def test_the_first_groups_of_a_pool_need_no_trial(make_pool: Any, model_cluster: Any) -> None:

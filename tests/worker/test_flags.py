@@ -5,10 +5,10 @@ import json
 import pytest
 
 from twinpool.core.errors import InvalidValue
+from twinpool.core.managed import refuse_managed
 from twinpool.core.protocol import MANAGED_FLAGS, WorkerConfig
 from twinpool.worker.engines.command import Place, Pod, behind_preflight, redacted, wants_preflight
 from twinpool.worker.engines.select import engine_command
-from twinpool.worker.engines.vllm.flags import refuse_managed
 
 POD = Pod("10.0.0.7", "p-0", "uid", "default")
 

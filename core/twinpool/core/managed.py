@@ -6,6 +6,12 @@ Standard library only, like :mod:`twinpool.core.protocol`, which others take the
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+from twinpool.core.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Engine flags that Twinpool sets itself. Each entry lists a flag with its short forms. vLLM takes ``_`` for ``-``
 #: and ``--flag.key`` for JSON values, which :func:`managed_flag` knows.
@@ -83,7 +89,8 @@ def managed_flag_pattern() -> str:
     """Return a regular expression, RE2's and Python's, for arguments that set a managed flag in full, for the CRD.
 
     Shared letters are written once: the API server estimates a rule's cost by the length of its pattern, and has no
-    room for abbreviations, which :func:`managed_flag` refuses in the launcher. A value may be glued to ``-n``.
+    room for abbreviations, which the operator and the launcher refuse (:func:`refuse_managed`). A value may be glued to
+    ``-n``.
     """
     long = _either([flag[2:] for flag in MANAGED_FLAGS if flag.startswith("--")])
     short = _either([flag[1:] for flag in MANAGED_FLAGS if not flag.startswith("--")])
@@ -118,3 +125,21 @@ def managed_flag(argument: str) -> str | None:
         return None
     name = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
     return next((flag for flag in (name, *MANAGED_FLAGS) if flag in MANAGED_FLAGS and flag.startswith(name)), None)
+
+
+def refuse_managed(args: Sequence[str]) -> None:
+    """Refuse arguments that set a managed flag, also abbreviated (argparse completes ``--tensor-par``) or as ``-n2``.
+
+    Raises
+    ------
+    InvalidValue
+        Names the argument and the managed flag that it sets.
+    """
+    for argument in args:
+        flag = managed_flag(argument)
+        if flag is not None:
+            raise InvalidValue(
+                f"engine.args: {argument!r} sets {flag}, which Twinpool sets itself",
+                "remove it and use the field of the pool that stands for it (model, parallelism, handoff, kvCache, "
+                "speculation)",
+            )

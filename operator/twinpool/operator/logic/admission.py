@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core.errors import InvalidValue
+from twinpool.core.managed import refuse_managed
+from twinpool.operator.logic import names
 from twinpool.operator.logic.failures import MAX_MESSAGE, Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.groups import Group
     from twinpool.operator.logic.observed import Observed
 
@@ -43,6 +47,19 @@ def complaint(events: Sequence[Mapping[str, Any]]) -> str:
 def _time(event: Mapping[str, Any]) -> str:
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def argument(pool: InferencePool) -> Failure | None:
+    """Return which engine argument the launchers will refuse; None when there is none.
+
+    The CRD refuses flags that are spelled in full, at once; abbreviations cost more than its rules may.
+    """
+    for role in names.roles(pool).values():
+        try:
+            refuse_managed(pool.spec.engine.args + role.engine.args)
+        except InvalidValue as error:
+            return Failure("ArgumentRefused", str(error))
+    return None
 
 
 def refused(observed: Observed) -> Failure | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from twinpool.core import protocol
 from twinpool.core.topology import AUTO, Topology, preset
 from twinpool.operator.logic import names
-from twinpool.operator.logic.admission import refused
+from twinpool.operator.logic.admission import argument, refused
 from twinpool.operator.logic.disruption import exposed
 from twinpool.operator.logic.failures import MAX_MESSAGE, Failure, first_failure, unplaced
 from twinpool.operator.logic.gate import pending
@@ -75,7 +75,8 @@ class Situation:
 
 def statements(situation: Situation) -> list[Statement]:
     """Return every statement that can be made about the pool."""
-    failure, denial = first_failure(situation.newest), refused(situation.observed)
+    failure = first_failure(situation.newest)
+    denial = argument(situation.observed.pool) or refused(situation.observed)
     routable = _routable(situation, failure or denial)
     result = [
         _ready(routable, failure, denial),

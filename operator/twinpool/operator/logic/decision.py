@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from twinpool.operator.logic import reprieve, scale_in, units
+from twinpool.operator.logic.admission import argument
 from twinpool.operator.logic.groups import Group, groups
 from twinpool.operator.logic.ratio import wanted
 from twinpool.operator.logic.revision import Revision, stored, surplus, target
@@ -45,12 +46,14 @@ def decide(observed: Observed, settings: Settings, now: float) -> Decision:
     state = units.state(pool, leaving_first, newest.name, known, now)
     todo = step(state)
     trials = untried(observed, newest, existing, wanted(pool), todo)
+    # Whose engines would not start: nothing goes for them.
+    held = bool(trials) or (argument(pool) is not None and not any(g.revision == newest.name for g in existing))
     return Decision(
         existing=existing,
         newest=newest,
         revisions={revision.name: revision for revision in (*known, newest)},
         beyond=frozenset(surplus(known, newest.name, existing, pool.spec.rollout.revision_history_limit)),
         state=state,
-        todo=step(replace(state, paused=True)) if trials else todo,
+        todo=step(replace(state, paused=True)) if held else todo,
         trials=trials,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twinpool.core.managed import refuse_managed
 from twinpool.worker.engines.command import Command, Place, Pod, simulated_command
-from twinpool.worker.engines.vllm.flags import refuse_managed, vllm_command
+from twinpool.worker.engines.vllm.flags import vllm_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -129,24 +129,6 @@ def _refuse(args: Sequence[str], flag: str, setting: str, field: str) -> None:
         raise InvalidValue(f"engine.args: {flag} contradicts {setting}", f"remove the argument, or {field}")
 
 
-def refuse_managed(args: Sequence[str]) -> None:
-    """Refuse arguments that set a managed flag, also abbreviated (argparse completes ``--tensor-par``) or as ``-n2``.
-
-    Raises
-    ------
-    InvalidValue
-        Names the argument and the managed flag that it sets.
-    """
-    for argument in args:
-        flag = protocol.managed_flag(argument)
-        if flag is not None:
-            raise InvalidValue(
-                f"engine.args: {argument!r} sets {flag}, which Twinpool sets itself",
-                "remove it and use the field of the pool that stands for it (model, parallelism, handoff, kvCache, "
-                "speculation)",
-            )
-
-
 def _given(args: Sequence[str], flags: Sequence[str]) -> bool:
     """Return whether the user's arguments set one of ``flags`` (``-O`` and ``-cc`` may be glued to a value)."""
     for argument in args:
