@@ -95,6 +95,7 @@ for line in sys.stdin:
         args.pipeline_parallel_size],
         "copies": [args.data_parallel_size, args.data_parallel_size_local, args.data_parallel_start_rank,
         args.data_parallel_address, args.data_parallel_rpc_port, args.headless, args.enable_expert_parallel],
+        "adapters": [args.enable_lora, args.max_loras, [[one.name, one.path] for one in args.lora_modules or ()]],
         "experts": [args.enable_eplb, args.eplb_config.num_redundant_experts, args.eplb_config.step_interval,
         args.eplb_config.window_size, args.eplb_config.log_balancedness, args.eplb_config.log_balancedness_interval],
         "drafts": args.speculative_config, "lookup": args.speculative_config and build_dynamic_sd_schedule_lookup(
@@ -124,12 +125,15 @@ def test_vllm_understands_every_set_of_flags(engine: Engine) -> None:
     moving = {"expert_balancing": True, "redundant_experts": 8}
     balanced = tiny_config(role="decode", gpus=2, data=4, expert=True, nodes=2, connector="nixl", **moving)
     lines.append(json.dumps(vllm_command(balanced, Pod("10.0.0.7"), {}, 2, places[0]).argv[4:]))
+    adapted = tiny_config(role="decode", gpus=2, adapters=("sql=org/sql", "legal=/models/legal"))
+    lines.append(json.dumps(vllm_command(adapted, Pod("10.0.0.7"), {}, 2, Place()).argv[4:]))
     drafting = tiny_config(role="decode", gpus=1, speculation="ngram")
     choice = choose(drafting, Surroundings(takes_schedule=True))
     lines.append(json.dumps(vllm_command(drafting, Pod("10.0.0.7"), {}, 1, Place(), choice.argument).argv[4:]))
     parsed = read_by_vllm(engine, PARSE, lines)
-    assert len(parsed) == len(settings) + 2 * len(places) + 2
-    drafts, moved = parsed.pop(), parsed.pop()
+    assert len(parsed) == len(settings) + 2 * len(places) + 3
+    drafts, loading, moved = parsed.pop(), parsed.pop(), parsed.pop()
+    assert loading["adapters"] == [True, 2, [["sql", "org/sql"], ["legal", "/models/legal"]]]
     assert moved["experts"] == [True, 8, 3000, 1000, True, 100]
     second, first = parsed.pop()["copies"], parsed.pop()["copies"]
     assert first == [4, 2, None, "10.0.0.7", 29521, False, True]

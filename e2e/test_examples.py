@@ -1,7 +1,8 @@
-"""Every example is accepted by a real API server; four shapes of pool become ready with simulated engines."""
+"""Every example is accepted by a real API server; five shapes of pool become ready with simulated engines."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from twinpool.core import protocol
-from twinpool.demo.client import post
+from twinpool.demo.client import get, post
 from twinpool.demo.scenario import condition, pods, pool, router_url
 from twinpool.localcluster.waiting import wait_until
 
@@ -63,6 +64,10 @@ def routes(twinpool: Cluster) -> Iterator[Cluster]:
         twinpool.kubectl("delete", "crd", f"httproutes.{ROUTES}", "--wait=false")
 
 
+#: Each is another shape of pool.
+SHAPES = ("smallest", "aggregated", "multi-node", "speculation", "lora")
+
+
 def test_all_are_accepted(routes: Cluster, namespace: str) -> None:
     def accepted() -> bool:
         # Discovery learns of a new definition some time after it is established.
@@ -90,7 +95,7 @@ def simulated(path: Path) -> dict[str, Any]:
 
 
 def test_shapes_become_ready_and_answer(twinpool: Cluster, namespace: str) -> None:
-    bodies = [simulated(FOLDER / f"{name}.yaml") for name in ("smallest", "aggregated", "multi-node", "speculation")]
+    bodies = [simulated(FOLDER / f"{name}.yaml") for name in SHAPES]
     wide = bodies[2]["spec"]["decode"]
     # Two pods on two nodes as in the example, but with room for the other pools beside them.
     wide["parallelism"]["tensor"] = 2
@@ -105,5 +110,12 @@ def test_shapes_become_ready_and_answer(twinpool: Cluster, namespace: str) -> No
         )
         url = f"{router_url(twinpool, namespace, name)}/v1/completions"
         assert post(url, {"model": model, "prompt": "a b", "max_tokens": 2}).status == 200
+    (base,) = (body["spec"]["model"] for body in bodies if "adapters" in body["spec"]["model"])
+    url = router_url(twinpool, namespace, "sql")
+    known = {entry["id"]: entry.get("parent") for entry in json.loads(get(f"{url}/v1/models"))["data"]}
+    assert known == {base["name"]: None, **{adapter["name"]: base["name"] for adapter in base["adapters"]}}
+    for adapter in base["adapters"]:
+        reply = post(f"{url}/v1/completions", {"model": adapter["name"], "prompt": "a b", "max_tokens": 2})
+        assert (reply.status, reply.json()["model"]) == (200, adapter["name"])
     nodes = [pod["spec"]["nodeName"] for pod in pods(twinpool, namespace, "wide", "decode")]
     assert len(nodes) == 2, "one replica over two pods"

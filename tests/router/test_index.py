@@ -149,9 +149,9 @@ def test_runs_are_leading_runs(masks: list[int]) -> None:
 
 
 def test_prompts_that_begin_alike_have_the_same_first_keys() -> None:
-    def keys_of(content: str, **more: object) -> tuple[int, ...]:
+    def keys_of(content: str, adapter: str = "", **more: object) -> tuple[int, ...]:
         body = {"model": "m", "messages": [{"role": "user", "content": content}], **more}
-        return index_text.chain(index_text.text_of(read(Route.CHAT, json.dumps(body).encode()).fields))
+        return index_text.chain(index_text.text_of(read(Route.CHAT, json.dumps(body).encode()).fields, adapter))
 
     begin = "x" * 2000
     first, second = keys_of(begin + "a" * 600), keys_of(begin + "b" * 600)
@@ -160,6 +160,9 @@ def test_prompts_that_begin_alike_have_the_same_first_keys() -> None:
     assert first[4] != second[4]
     assert keys_of(begin, tools=[1])[0] != first[0]
     assert keys_of("short") == ()
+    adapters = [keys_of(begin, adapter)[0] for adapter in ("", "sql", "legal", "sql")]
+    assert len(set(adapters)) == 3, "KV of an adapter is of no use to another one"
+    assert adapters[1] == adapters[3]
     assert keys_of(begin, temperature=0.5) == keys_of(begin, temperature=0.7), "sampling does not decide the KV"
 
 

@@ -99,6 +99,24 @@ async def test_an_alias_reaches_the_engine_as_the_models_name(router, kit):
     assert [(entry["id"], entry["root"]) for entry in models.json["data"]] == [("m", "m"), ("other", "m")]
 
 
+async def test_an_adapter_is_asked_for_by_its_own_name(make_router, kit):
+    router = await make_router(adapters=("sql", "legal"))
+    await router.engine("prefill")
+    await router.engine("decode")
+    assert (await router.ask(kit.post({"model": "sql", "prompt": "hello", "max_tokens": 5}))).status == 200
+    assert [engine.requests[0].json["model"] for engine in router.engines] == ["sql", "sql"], "on both hops"
+    models = (await router.ask(b"GET /v1/models HTTP/1.1\r\nHost: r\r\n\r\n")).json["data"]
+    assert [(entry["id"], entry["root"], entry.get("parent")) for entry in models] == [
+        ("m", "m", None),
+        ("other", "m", None),
+        ("sql", "sql", "m"),
+        ("legal", "legal", "m"),
+    ]
+    unknown = await router.ask(kit.post({"model": "poems", "prompt": "hello"}))
+    assert unknown.status == 404
+    assert "This pool serves 'm', 'other', 'sql', 'legal'." in unknown.error["message"]
+
+
 async def test_responses_and_messages_are_served_whole_and_stored_ones_refused(router, kit):
     prefill, decode = router.engines
     for path in ("/v1/responses", "/v1/messages"):

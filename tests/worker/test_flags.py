@@ -309,3 +309,15 @@ def test_experts_are_balanced_only_where_asked_and_on_gpus():
     assert "--enable-eplb" in simulated
     with pytest.raises(InvalidValue, match="expertBalancing needs GPUs"):
         command(gpus=0, data=2, expert=True, expert_balancing=True)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "simulated"])
+def test_adapters_are_loaded_at_the_start(engine):
+    assert "--enable-lora" not in command(engine=engine).argv
+    argv = command(engine=engine, adapters=("sql=org/sql", "legal=/models/legal")).argv
+    assert value_of(argv, "--max-loras") == "2"
+    begin = argv.index("--lora-modules")
+    assert argv[begin + 1 : begin + 3] == ("sql=org/sql", "legal=/models/legal")
+    assert "--enable-lora" in argv
+    many = command(engine=engine, adapters=tuple(f"a{n}=org/a" for n in range(12))).argv
+    assert value_of(many, "--max-loras") == "8"

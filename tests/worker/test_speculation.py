@@ -221,3 +221,8 @@ def test_a_draft_model_that_is_not_there_is_named() -> None:
     with pytest.raises(InvalidValue, match=r"draft model's path /nowhere .*check speculation.model"):
         check_model_path(config(draft_model="/nowhere"))
     check_model_path(config(draft_model="org/draft"))
+
+
+def test_an_adapter_that_is_not_there_is_named() -> None:
+    with pytest.raises(InvalidValue, match=r"adapter's path /nowhere .*check model.adapters"):
+        check_model_path(config(adapters=("a=org/a", "b=/nowhere")))

@@ -74,6 +74,7 @@ def test_names_with_wildcards_match_themselves_alone() -> None:
         ({"draft_model": "org/d"}, {}, [("org/m", None), ("org/d", None)]),
         ({"model_path": "/models/m", "draft_model": "org/d"}, {}, [("org/d", None)]),
         ({"model_path": "/models/m"}, {}, []),
+        ({"model_path": "/models/m", "adapters": ("a=org/a", "b=/models/b")}, {}, [("org/a", None)]),
         ({"engine": "simulated"}, {}, []),
         ({"args": ("--load-format=tensorizer",)}, {}, []),
         ({}, {"HF_HUB_OFFLINE": "1"}, []),

@@ -20,6 +20,8 @@ MANAGED_FLAGS: tuple[str, ...] = (
     "--served-model-name",
     "--revision",
     "--max-model-len",
+    "--enable-lora",
+    "--lora-modules",
     "--host",
     "--port",
     "--uds",

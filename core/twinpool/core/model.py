@@ -47,6 +47,21 @@ class ModelCache(Part):
     )
 
 
+class Adapter(Part):
+    """A LoRA adapter that is loaded beside the model; clients ask for it as for a model."""
+
+    name: Alias = Field(description="Id that clients ask for.")
+    source: str = Field(
+        min_length=6,
+        max_length=1024,
+        description="Where it is: hf://ORG/NAME, or file:///PATH inside the engine's container (the volume of a pvc:// "
+        "or oci:// model is at /models).",
+        json_schema_extra=rules(
+            rule("self.matches('^(hf://[^/]+/[^/]+|file:///.+)$')", "must be hf://ORG/NAME or file:///ABSOLUTE/PATH")
+        ),
+    )
+
+
 class Model(Part):
     """What is served."""
 
@@ -68,6 +83,12 @@ class Model(Part):
                 "checksum belongs to a pvc://, oci:// or file:// source; the hub tells the checksums of its files",
                 field_path=".checksum",
             ),
+            rule(
+                "!has(self.adapters) || self.adapters.all(a, a.name != self.name && (!has(self.aliases) || "
+                "!(a.name in self.aliases)))",
+                "an adapter needs a name that is neither the model's nor one of its aliases",
+                field_path=".adapters",
+            ),
         )
     )
 
@@ -82,6 +103,12 @@ class Model(Part):
         max_length=16,
         description="Other ids that clients may ask for; the routers put the name in their place, so a change restarts "
         "no worker.",
+    )
+    adapters: tuple[Adapter, ...] = Field(
+        (),
+        max_length=16,
+        description="LoRA adapters of the model, loaded by every worker at its start.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     source: str | None = Field(
         None,

@@ -180,6 +180,13 @@ class WorkerConfig:
     expert_window: int = 1000
     #: Version of the operator that made the pod's template; empty: not told.
     operator_version: str = ""
+    #: LoRA adapters, NAME=SOURCE each, as the engine's command line has them.
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def adapter_paths(self) -> tuple[str, ...]:
+        """Return what adapters are loaded from: paths in the container, or ids of the Hugging Face hub."""
+        return tuple(item.partition("=")[2] for item in self.adapters)
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""
@@ -239,6 +246,8 @@ class RouterConfig:
     #: Where spans are posted (OTLP over HTTP), empty: nowhere; and the share of requests that have some.
     tracing_url: str = ""
     tracing_sampling: float = 0.0
+    #: Ids of LoRA adapters, which engines are asked for by their own names.
+    adapters: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

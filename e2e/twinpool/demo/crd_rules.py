@@ -319,6 +319,25 @@ CASES: list[Case] = [
         ("spec.model.aliases", "letters, digits"),
     ),
     Case(
+        ".spec.model",
+        {"model": {"name": "m", "adapters": [{"name": "a", "source": "hf://org/a"}]}},
+        {"model": {"name": "m", "adapters": [{"name": "m", "source": "hf://org/a"}]}},
+        ("spec.model.adapters", "neither the model's nor one of its aliases"),
+        extra=({"model": {"name": "m", "aliases": ["a"], "adapters": [{"name": "a", "source": "hf://org/a"}]}},),
+    ),
+    Case(
+        ".spec.model.adapters[].name",
+        {"model": {"name": "m", "adapters": [{"name": "org/a", "source": "file:///a"}]}},
+        {"model": {"name": "m", "adapters": [{"name": "-a", "source": "file:///a"}]}},
+        ("spec.model.adapters", "letters, digits"),
+    ),
+    Case(
+        ".spec.model.adapters[].source",
+        {"model": {"name": "m", "adapters": [{"name": "a", "source": "hf://org/a"}]}},
+        {"model": {"name": "m", "adapters": [{"name": "a", "source": "pvc://claim/a"}]}},
+        ("spec.model.adapters", "must be hf://ORG/NAME or file:///"),
+    ),
+    Case(
         ".spec.model.source",
         {"model": {"name": "m", "source": "file:///data/m"}},
         {"model": {"name": "m", "source": "s3://bucket/m"}},

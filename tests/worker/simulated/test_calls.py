@@ -65,6 +65,17 @@ def test_options_arrive():
     assert call.salt != completion().salt
 
 
+def test_an_adapter_is_a_model_whose_kv_is_its_own():
+    served = Served(("m",), 100, connector=True, adapters=("sql", "legal"))
+
+    def salt(model, **fields):
+        return calls.parse("completions", {"prompt": "hi", "model": model, **fields}, served).salt
+
+    assert salt("m") is None
+    assert salt("m", cache_salt="a") == "a"
+    assert len({salt("sql"), salt("legal"), salt("sql", cache_salt="a"), salt("m", cache_salt="sql")}) == 4
+
+
 def test_handoff_parameters_are_read():
     assert completion(kv_transfer_params={"do_remote_decode": True}).hand_over
     call = completion(kv_transfer_params={**REMOTE, "remote_prefill_cached_tokens": 5})

@@ -45,6 +45,22 @@ async def test_small_endpoints_answer_as_vllm(engines):
     assert b'vllm:num_requests_running{engine="0",model_name="m"} 0' in (await engine.get("/metrics"))[1]
 
 
+async def test_adapters_are_models_with_a_parent_and_caches_of_their_own(engines):
+    engine = await engines("--enable-lora", "--lora-modules", "sql=org/sql", "legal=/l", "--max-loras", "2")
+    data = json.loads((await engine.get("/v1/models"))[1])["data"]
+    assert [(entry["id"], entry["root"], entry["parent"]) for entry in data] == [
+        ("m", "m", None),
+        ("sql", "org/sql", "m"),
+        ("legal", "/l", "m"),
+    ]
+    prompt = "one two three four five six seven eight nine ten " * 4
+    answers = [await engine.complete(prompt, model=name, max_tokens=2) for name in ("m", "sql", "legal", "sql")]
+    assert [answer["model"] for answer in answers] == ["m", "sql", "legal", "sql"]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached[:3] == [0, 0, 0]
+    assert cached[3] > 0
+
+
 async def test_errors_have_vllms_shape(engines):
     engine = await engines()
     body = await engine.complete("hi", status=404, model="other")

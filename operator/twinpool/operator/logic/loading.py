@@ -56,7 +56,8 @@ def _loads(group: Group) -> bool:
     config = launcher_settings(group.child.content.get("spec", {}).get("template", {}))
     if config is None or config.engine != "vllm":
         return False
-    from_hub = [path for path in (config.model_path, config.draft_model) if path and not path.startswith("/")]
+    places = (config.model_path, config.draft_model, *config.adapter_paths)
+    from_hub = [path for path in places if path and not path.startswith("/")]
     return bool(from_hub) or config.model_checksum is not None
 
 

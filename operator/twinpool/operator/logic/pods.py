@@ -113,6 +113,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole, version: str
         expert_interval=balancing.interval,
         expert_window=balancing.window,
         operator_version=version,
+        adapters=tuple(f"{item.name}={_place(item.source)}" for item in model.adapters),
     )
 
 
@@ -136,6 +137,11 @@ def nodes_of(template: Mapping[str, Any]) -> int:
     """Return how many pods a group of this template has; 1 when the template is no longer one of ours."""
     found = launcher_settings(template)
     return found.nodes if found else 1
+
+
+def _place(source: str) -> str:
+    """Return what the engine loads an adapter from: an id of the Hugging Face hub or a path in the container."""
+    return source.partition("://")[2]
 
 
 def _base(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) -> Template:

@@ -43,6 +43,7 @@ def router_config(pool: InferencePool) -> RouterConfig:
         pool=pool.metadata.name,
         namespace=pool.metadata.namespace,
         models=(pool.spec.model.name, *pool.spec.model.aliases),
+        adapters=tuple(adapter.name for adapter in pool.spec.model.adapters),
         disaggregated=disaggregated,
         connector=pool.spec.handoff.connector if disaggregated else None,
         on_prefill_failure=pool.spec.handoff.on_prefill_failure,

@@ -36,9 +36,14 @@ def _block_ends() -> tuple[int, ...]:
 _ENDS: Final = _block_ends()
 
 
-def text_of(fields: Fields) -> bytes:
-    """Return the text that decides which KV a request needs; empty when it has none."""
+def text_of(fields: Fields, adapter: str = "") -> bytes:
+    """Return the text that decides which KV a request needs; empty when it has none.
+
+    KV of one LoRA ``adapter`` is of no use to the model or another one.
+    """
     parts = [bytes(fields[name]) for name in _PARTS if name in fields]
+    if adapter:
+        parts.insert(0, adapter.encode())
     return b"\n".join(parts)[:_LONGEST]
 
 

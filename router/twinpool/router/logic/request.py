@@ -85,6 +85,8 @@ class Request(msgspec.Struct, frozen=True):
     stream: bool = False
     #: vLLM's: a smaller one goes first.
     priority: int = 0
+    #: The model is this LoRA adapter, whose KV is its own.
+    adapter: str = ""
 
 
 def read(route: Route, body: bytes) -> Request:
@@ -127,6 +129,11 @@ def with_model(request: Request, model: str) -> Request:
     """Return the request for another model id than the client's."""
     fields = {**request.fields, "model": msgspec.Raw(json.dumps(model).encode())}
     return replace(request, body=join(fields), fields=fields, model=model)
+
+
+def with_adapter(request: Request) -> Request:
+    """Return the request as one for the LoRA adapter that it names."""
+    return replace(request, adapter=request.model or "")
 
 
 def _refuse_stored(fields: Fields) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from twinpool.router.logic.errors import Refusal, Refused
 from twinpool.router.logic.headers import forward
-from twinpool.router.logic.request import Route, read, with_model
+from twinpool.router.logic.request import Route, read, with_adapter, with_model
 from twinpool.router.shell.call import Call
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ def models_answer(config: RouterConfig, created: int) -> bytes:
         {"id": name, "object": "model", "created": created, "owned_by": "twinpool", "root": root}
         for name in config.models
     ]
+    data += [
+        {"id": name, "object": "model", "created": created, "owned_by": "twinpool", "root": name, "parent": root}
+        for name in config.adapters
+    ]
     return json.dumps({"object": "list", "data": data}, separators=(",", ":")).encode()
 
 
@@ -86,11 +90,13 @@ def dispatch(
     if incoming.method != b"POST":
         raise Refused(_wrong_method(path, "POST"))
     request = read(route, incoming.body)
-    if request.model is not None and request.model not in config.models:
-        known = ", ".join(repr(name) for name in config.models)
+    if request.model is not None and request.model in config.adapters:
+        request = with_adapter(request)
+    elif request.model is not None and request.model not in config.models:
+        known = ", ".join(repr(name) for name in (*config.models, *config.adapters))
         message = f"The model {request.model[:256]!r} does not exist. This pool serves {known}."
         raise Refused(Refusal(404, "model_not_found", message, param="model"))
-    if request.model is not None and request.model != config.models[0]:
+    elif request.model is not None and request.model != config.models[0]:
         request = with_model(request, config.models[0])
     forwarded = forward(incoming.headers, new_id, hide_keys=hide_keys, traces=bool(config.tracing_url))
     return Call(route, target, forwarded, request, now, incoming.key)

@@ -156,6 +156,18 @@ def event_flags() -> list[str]:
     return ["--kv-events-config", json.dumps(events, sort_keys=True, separators=(",", ":"))]
 
 
+#: Adapters that one batch may mix unless ``engine.args`` say otherwise; each takes memory on the accelerator.
+MOST_ADAPTERS = 8
+
+
+def adapter_flags(config: WorkerConfig) -> list[str]:
+    """Return the flags that load LoRA adapters, which are vLLM's and the simulated engine's alike; none without."""
+    if not config.adapters:
+        return []
+    mixed = str(min(len(config.adapters), MOST_ADAPTERS))
+    return ["--enable-lora", "--max-loras", mixed, "--lora-modules", *config.adapters]
+
+
 def simulated_command(
     config: WorkerConfig,
     pod: Pod,
@@ -176,7 +188,7 @@ def simulated_command(
         argv += event_flags()
     if speculative:
         argv += ["--speculative-config", speculative]
-    argv += balancing_flags(config)
+    argv += [*balancing_flags(config), *adapter_flags(config)]
     sizes = {"host": config.host_kv_bytes, "disk": config.disk_kv_bytes, "shared": config.shared_kv_bytes}
     argv += [word for kind, size in sizes.items() if size for word in (f"--{kind}-kv-bytes", str(size))]
     env = {key: value for key, value in environment.items() if key != protocol.WORKER_CONFIG_ENV}

@@ -106,6 +106,7 @@ def repositories(config: WorkerConfig, environment: Mapping[str, str]) -> tuple[
     if config.engine != "vllm" or own or elsewhere:
         return ()
     asked = [(config.model_path, config.model_revision), (config.draft_model or "/", None)]
+    asked += [(path, None) for path in config.adapter_paths]
     return tuple((path, revision) for path, revision in asked if not path.startswith("/"))
 
 

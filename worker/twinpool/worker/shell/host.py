@@ -67,9 +67,10 @@ def check_model_path(config: WorkerConfig) -> None:
     Raises
     ------
     InvalidValue
-        The path of the model, or of the one that drafts for it, is absolute and does not exist.
+        The path of the model, of the one that drafts for it, or of an adapter is absolute and does not exist.
     """
-    paths = (("model", config.model_path, "model.source"), ("draft model", config.draft_model, "speculation.model"))
+    paths = [("model", config.model_path, "model.source"), ("draft model", config.draft_model, "speculation.model")]
+    paths += [("adapter", path, "model.adapters") for path in config.adapter_paths]
     for what, path, field in paths if config.engine == "vllm" else ():
         if path is not None and path.startswith("/") and not Path(path).exists():
             raise InvalidValue(

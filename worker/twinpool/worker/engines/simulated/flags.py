@@ -44,6 +44,8 @@ class Settings:
     headless: bool
     role: str
     models: tuple[str, ...]
+    #: Names of LoRA adapters and what each was loaded from.
+    adapters: dict[str, str]
     connector: bool
     side_channel_port: int
     limits: Limits
@@ -87,6 +89,7 @@ def parse(argv: Sequence[str]) -> Settings:
         headless=args.headless,
         role=args.role,
         models=tuple(args.model),
+        adapters=_adapters(args),
         connector=args.connector == "nixl",
         side_channel_port=args.side_channel_port,
         limits=limits,
@@ -106,6 +109,22 @@ def parse(argv: Sequence[str]) -> Settings:
         if args.speculative_config is None
         else drafting.parse(args.speculative_config, args.speculative_acceptance, args.speculative_draft_share),
     )
+
+
+def _adapters(args: argparse.Namespace) -> dict[str, str]:
+    """Return the adapters by name.
+
+    Raises
+    ------
+    InvalidValue
+        When one is not NAME=PATH, or adapters are not enabled.
+    """
+    if args.lora_modules and not args.enable_lora:
+        raise InvalidValue("--lora-modules needs --enable-lora", "give both, as for vLLM")
+    found = dict(item.partition("=")[::2] for item in args.lora_modules)
+    if not all(found) or not all(found.values()):
+        raise InvalidValue("--lora-modules takes NAME=PATH", "write it as for vLLM")
+    return found
 
 
 def _limits(args: argparse.Namespace) -> Limits:
@@ -195,6 +214,10 @@ def _add_identity(result: argparse.ArgumentParser) -> None:
     add("--port", type=_port, default=protocol.ENGINE_PORT)
     add("--role", choices=("prefill", "decode", "aggregated"), default="aggregated", help="shown in the log only")
     add("--model", "--served-model-name", nargs="+", required=True, metavar="NAME", help="ids that clients ask for")
+    add("--enable-lora", action="store_true", help="serve adapters, which answer like the model")
+    add("--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help="nothing is read from there")
+    add("--max-loras", type=_count, default=1, metavar="N", help="accepted; changes nothing")
+    add("--max-lora-rank", type=_count, default=16, metavar="N", help="accepted; changes nothing")
     add("--connector", choices=("nixl", "none"), default="none", help="hand KV over as vLLM's NixlConnector does")
     add("--side-channel-port", type=_port, default=protocol.NIXL_SIDE_CHANNEL_PORT)
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 from twinpool.core import blockhash, protocol
 from twinpool.core.errors import InvalidValue
-from twinpool.worker.engines.command import SHUTDOWN_SECONDS, Command, Place, Pod, event_flags, parallel_flags
+from twinpool.worker.engines.command import (
+    SHUTDOWN_SECONDS,
+    Command,
+    Place,
+    Pod,
+    adapter_flags,
+    event_flags,
+    parallel_flags,
+)
 from twinpool.worker.engines.vllm.transfer import kv_transfer
 from twinpool.worker.logic.experts import balancing_flags
 
@@ -64,6 +72,7 @@ def vllm_command(
         argv += ["--revision", config.model_revision]
     if config.max_model_len is not None:
         argv += ["--max-model-len", str(config.max_model_len)]
+    argv += adapter_flags(config)
     if config.host_kv_bytes:
         _refuse(config.args, _NO_CACHE, "kvCache.tiers, which keep what prefix caching finds again", "kvCache.tiers")
     transfer = kv_transfer(config, on_cpu=on_cpu)

@@ -63,6 +63,7 @@ class Served:
     models: tuple[str, ...]
     max_model_len: int
     connector: bool
+    adapters: tuple[str, ...] = ()
 
 
 def rank_of(header: str | None, ranks: int) -> int | None:
@@ -113,10 +114,16 @@ def parse(kind: Kind, body: object, served: Served) -> Call:
         stops=_stops((stops,) if isinstance(stops, str) else stops),
         stop_token_ids=frozenset(_token_ids(body.get("stop_token_ids") or (), "stop_token_ids")),
         token_ids=_field(body, "return_token_ids", bool, False),
-        salt=_field(body, "cache_salt", str, None),
+        salt=_salt(body, model, served),
         hand_over=bool(parameters and parameters.get("do_remote_decode")),
         remote=_remote(parameters) if parameters and parameters.get("do_remote_prefill") else None,
     )
+
+
+def _salt(body: Body, model: str, served: Served) -> str | None:
+    """Return what keeps KV apart: the client's salt, and the adapter, which vLLM puts into the name of each block."""
+    salt: str | None = _field(body, "cache_salt", str, None)
+    return f"{model} {salt or ''}" if model in served.adapters else salt
 
 
 def named_model(body: Body, served: Served) -> str:
@@ -128,7 +135,7 @@ def named_model(body: Body, served: Served) -> str:
         With 404 when it is not served here.
     """
     model = _field(body, "model", str, None) or served.models[0]
-    if model not in served.models:
+    if model not in served.models and model not in served.adapters:
         raise Refused(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
     return model
 

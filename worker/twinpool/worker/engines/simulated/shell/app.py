@@ -36,7 +36,9 @@ class App:
     def __init__(self, settings: Settings, ranks: Sequence[Rank]) -> None:
         self._settings = settings
         self._ranks = ranks
-        self._served = calls.Served(settings.models, settings.limits.max_model_len, settings.connector)
+        self._served = calls.Served(
+            settings.models, settings.limits.max_model_len, settings.connector, tuple(settings.adapters)
+        )
         self._running: set[RunningCall] = set()
         self._draining = False
         self._started = created()
@@ -140,12 +142,12 @@ class App:
                 "object": "model",
                 "created": self._started,
                 "owned_by": "vllm",
-                "root": main,
-                "parent": None,
+                "root": self._settings.adapters.get(model, main),
+                "parent": main if model in self._settings.adapters else None,
                 "max_model_len": self._settings.limits.max_model_len,
                 "permission": [answers.permission(self._started)],
             }
-            for model in self._settings.models
+            for model in (*self._settings.models, *self._settings.adapters)
         ]
         _json(exchange, {"object": "list", "data": data})
 
