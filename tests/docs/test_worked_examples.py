@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 
 from bench.placement.cases import node, pool
 from twinpool.cli.rollout import _write_plan
+from twinpool.core.accelerators import ACCELERATORS
+from twinpool.core.drafts import DRAFTERS, USUAL_CONTEXT, best, schedule, speedup, step_seconds
+from twinpool.core.economics import prices_of
+from twinpool.core.kv import SHAPES
+from twinpool.core.parallelism import Network, option
+from twinpool.core.sizing import Split, Workload
 from twinpool.core.topology import PRESETS, Weights, topology
 from twinpool.operator.logic.forecast import forecast
 from twinpool.operator.logic.placement.model import Constraints
 from twinpool.operator.logic.placement.score import score
 from twinpool.operator.logic.placement.tree import tree
 from twinpool.operator.logic.rollout import Bounds, Health, State, Unit
+from twinpool.worker.logic.preflight import Link, bus_bandwidth, slow_links
 
 if TYPE_CHECKING:
     import pytest
@@ -43,3 +50,54 @@ def test_three_placements_of_one_pool() -> None:
         terms = dataclasses.asdict(found)
         wanted = [terms[name] for name in ("handoff", "pair", "spread", "stranded")] + [found.total]
         assert [figure.strip().strip("*") for figure in figures] == [f"{value:.2f}" for value in wanted]
+
+
+def rows(page: str, section: str) -> list[list[str]]:
+    """Return the cells of the first table behind a heading, without those of its head."""
+    text = (DOCS / page).read_text().partition(f"### {section}\n")[2]
+    lines = text[text.index("\n|") :].strip().partition("\n\n")[0].splitlines()
+    return [[cell.strip().strip("*") for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_three_splits_of_one_model() -> None:
+    work = Workload(context=4000, concurrency=32, ttft=0.8, itl=0.04, answer=300)
+    for tensor, *cells in rows("parallelism.md", "One example by hand"):
+        found = option(SHAPES["llama-3-70b"], ACCELERATORS["h100"], Split(int(tensor)), work, Network())
+        held = found.memory
+        said = [f"{held.weights / 1e9:.1f} GB", f"{held.kv / 1e9:.1f} GB", f"{found.prompt * 1e3:.0f} ms"]
+        if held.fits:
+            said += [f"{found.prefill:.0f}", f"{found.token * 1e3:.1f} ms", str(found.requests), f"{found.decode:.0f}"]
+        else:
+            needed = (held.room + held.lacking) / 1e9
+            said += [f"does not fit: {needed:.1f} of {held.room / 1e9:.1f} GB", "", "", ""]
+        assert cells == said
+
+
+def test_what_drafts_win_in_three_batches() -> None:
+    prices, drafter = prices_of(SHAPES["llama-3-8b"], ACCELERATORS["h100"]), DRAFTERS["ngram"]
+    for batch, *cells in rows("speculation.md", "One example by hand"):
+        size = int(batch)
+        gains = [f"{speedup(prices, drafter, size, count):.2f}" for count in range(1, 5)]
+        step = f"{step_seconds(prices, drafter, size, 0, USUAL_CONTEXT) * 1e3:.1f} ms"
+        assert cells == [step, *gains, str(best(prices, drafter, size, drafter.most))]
+    text = (DOCS / "speculation.md").read_text()
+    for count, time in ((2, "13.7"), (3, "17.9")):
+        assert f"{step_seconds(prices, drafter, 128, count, USUAL_CONTEXT) * 1e3:.1f}" == time
+        assert f"({time} ms)" in text
+    (_, a, four), (_, b, three), (_, c, two), (_, d, one), (*_, none) = schedule(prices, drafter)
+    assert (four, three, two, one, none) == (4, 3, 2, 1, 0)
+    assert f"4 drafts up to {a} sequences, 3 up to {b}, 2 up to {c}, 1 up to {d}, none above" in text
+
+
+def test_bandwidth_of_links() -> None:
+    text = (DOCS / "preflight.md").read_text()
+    for kind in ("all-reduce", "all-to-all"):
+        assert f"**{bus_bandwidth(kind, 8, 16 * 2**20, 100e-6) / 1e9:.1f} GB/s**" in text  # type: ignore[arg-type]
+
+    def links(*speeds: float) -> list[Link]:
+        pairs = (("p-0", "p-1"), ("p-0", "p-2"), ("p-1", "p-2"))
+        return [Link(*pair, bandwidth=speed * 1e9, latency=0.0) for pair, speed in zip(pairs, speeds, strict=True)]
+
+    (named,) = slow_links(links(50, 48, 20))
+    assert f'"{named}"' in text
+    assert slow_links(links(50, 48, 25)) == ()
