@@ -97,3 +97,13 @@ def test_kv_events_are_configured_as_for_vllm():
 def test_a_wrong_events_configuration_is_refused(config):
     with pytest.raises(InvalidValue, match="--kv-events-config"):
         parse("--kv-events-config", config)
+
+
+def test_adapters_have_a_name_and_a_place():
+    assert parse().adapters == {}
+    assert parse("--enable-lora", "--lora-modules", "a=org/a", "b=/b").adapters == {"a": "org/a", "b": "/b"}
+    with pytest.raises(InvalidValue, match="needs --enable-lora"):
+        parse("--lora-modules", "a=b")
+    for wrong in ("a", "=b", "a="):
+        with pytest.raises(InvalidValue, match="takes NAME=PATH"):
+            parse("--enable-lora", "--lora-modules", wrong)
