@@ -49,7 +49,7 @@ e2e: setup ## the end-to-end tests (CLUSTER=external: against the cluster of KUB
 	@$(RUN) -m twinpool.demo prepare
 	@$(RUN) -m pytest e2e $(if $(filter external,$(CLUSTER)),--cluster=external,-n $(E2E_JOBS) --dist loadfile) $(PYTEST_ARGS)
 
-e2e-vllm: setup ## the long tests with the real vLLM, and its newest version's names (fetches 500 MB)
+e2e-vllm: setup ## the long tests with the real vLLM, and its newest version's names, and load generators as clients (fetches 0.8 GB)
 	@$(RUN) -m twinpool.localengine models
 	@$(RUN) -m pytest e2e --slow $(PYTEST_ARGS)
 

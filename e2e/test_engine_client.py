@@ -1,4 +1,4 @@
-"""vLLM's own load generator as a client of the router: it knows nothing of prefill and decode workers."""
+"""Load generators as clients of the router, unchanged: they know nothing of prefill and decode workers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.router.peers import AIPERF, installed
 from twinpool.localengine.image import serving_environment
 from twinpool.localengine.models import TINY
 from twinpool.localengine.pod import end
@@ -79,6 +80,26 @@ def test_vllm_bench_serve_runs_unchanged(engine: Engine, router: str, tmp_path: 
     assert found["total_output_tokens"] == REQUESTS * 16
     handed = remote(urllib.parse.urlsplit(router).hostname or "")
     assert handed >= REQUESTS
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_aiperf_runs_unchanged(router: str, tmp_path: Path, kind: str) -> None:
+    command = installed(AIPERF)
+    assert command is not None, f"{AIPERF} cannot be installed here"
+    argv = [str(command), "profile", "--model-names", "m", "--tokenizer", str(TINY.folder), "--url", router]
+    argv += ["--endpoint-type", kind, "--streaming", "--request-count", str(REQUESTS), "--concurrency", "8"]
+    argv += ["--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16", "--extra-inputs", "ignore_eos:true"]
+    argv += ["--use-server-token-count", "--ui", "none", "--artifact-dir", str(tmp_path)]
+    before = remote(urllib.parse.urlsplit(router).hostname or "")
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert found["request_count"]["avg"] == REQUESTS
+    assert found["output_sequence_length"]["min"] == found["output_sequence_length"]["max"] == 16
+    assert not found["error_summary"]
+    assert found["time_to_first_token"]["avg"] > 0
+    assert remote(urllib.parse.urlsplit(router).hostname or "") - before == REQUESTS
 
 
 def remote(host: str) -> float:
