@@ -209,6 +209,52 @@ def test_vllm_understands_the_tiers(engine: Engine) -> None:
     assert "vllm:kv_offload_tiering_read_time" in behind["metrics"]
 
 
+STORES = """
+import json, sys
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.distributed.mooncake_store import MooncakeStoreConfig
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+for line in sys.stdin:
+    argv, files = json.loads(line)
+    args = parser.parse_args(argv)
+    whole = args.kv_transfer_config
+    inner = whole.kv_connector_extra_config["connectors"]
+    each = [KVTransferConfig(**one, engine_id=whole.engine_id) for one in inner]
+    read = [vars(MooncakeStoreConfig.from_file(path)) for path in files]
+    print(json.dumps({"classes": [KVConnectorFactory.get_connector_class(one).__name__ for one in each],
+        "hybrid": MultiConnector.all_children_support_hma(whole), "off": args.disable_hybrid_kv_cache_manager,
+        "read": read}))
+"""
+
+
+def test_vllm_understands_the_stores(engine: Engine, tmp_path: Path) -> None:
+    """Its registry has the connectors and its reader takes the file; neither store has run."""
+    settings = [
+        {"kv_store": "mooncake", "kv_store_address": "master:50051"},
+        {"kv_store": "lmcache", "kv_store_address": "lm://store:65432", "plain_kv": True},
+    ]
+    lines = []
+    for each in settings:
+        config = tiny_config(role="prefill", gpus=2, tensor=2, connector="nixl", kv_store_bytes=2**30, **each)
+        command = vllm_command(config, Pod("10.0.0.7"), {}, 2, Place())
+        for text in command.files.values():
+            (tmp_path / "mooncake.json").write_text(text)
+        lines.append(json.dumps([command.argv[4:], [str(tmp_path / "mooncake.json") for _ in command.files]]))
+    mooncake, lmcache = read_by_vllm(engine, STORES, lines)
+    assert mooncake["classes"] == ["NixlPullConnector", "MooncakeStoreConnector"]
+    assert mooncake["hybrid"]
+    assert not mooncake["off"]
+    (read,) = mooncake["read"]
+    assert (read["master_server_address"], read["metadata_server"]) == ("master:50051", "P2PHANDSHAKE")
+    assert (read["mode"], read["global_segment_size"], read["protocol"]) == ("embedded", 2**29, "rdma")
+    assert lmcache["classes"] == ["NixlPullConnector", "LMCacheConnectorV1"]
+    assert (lmcache["hybrid"], lmcache["off"]) == (False, True), "else prefill and decode would disagree"
+
+
 def test_handoff_and_drain(start) -> None:
     prefill, decode = start(role="prefill"), start(role="decode")
     for each in (prefill, decode):

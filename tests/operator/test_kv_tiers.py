@@ -80,3 +80,19 @@ def test_without_tiers_nothing_changes(prefill: Callable[..., dict[str, Any]]) -
     made = prefill()
     assert set(volumes(made)) == {"twinpool", "shm", "weights"}
     assert launcher_settings(made).host_kv_bytes == 0  # type: ignore[union-attr]
+
+
+def test_a_store_adds_memory_of_the_pod_and_binds_both_roles(make_pool: Make) -> None:
+    store = {"kind": "lmcache", "address": "lm://store:65432", "size": "64Gi"}
+    pool = make_pool({"prefill": {"kvCache": {"store": store}, "resources": {"memory": "100Gi"}}})
+    roles = names.roles(pool)
+    made = {name: worker_template(pool, name, role, Settings()) for name, role in roles.items()}
+    assert engine(made["prefill"])["resources"]["limits"]["memory"] == str(164 * GI)
+    told = {name: launcher_settings(template) for name, template in made.items()}
+    assert (told["prefill"].kv_store, told["prefill"].kv_store_address) == ("lmcache", "lm://store:65432")  # type: ignore[union-attr]
+    assert told["prefill"].kv_store_bytes == 64 * GI  # type: ignore[union-attr]
+    assert told["decode"].kv_store is None  # type: ignore[union-attr]
+    assert [each.plain_kv for each in told.values()] == [True, True]  # type: ignore[union-attr]
+    mooncake = make_pool({"prefill": {"kvCache": {"store": {**store, "kind": "mooncake", "address": "m:50051"}}}})
+    template = worker_template(mooncake, "prefill", names.roles(mooncake)["prefill"], Settings())
+    assert not launcher_settings(template).plain_kv  # type: ignore[union-attr]

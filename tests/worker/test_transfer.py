@@ -84,3 +84,60 @@ def test_there_are_none_on_the_cpu() -> None:
 def test_arguments_that_contradict_are_refused_by_name(args: str, named: str) -> None:
     with pytest.raises(InvalidValue, match=named):
         engine_command(config(args=(args,)), Pod("10.0.0.7"), {}, 1, "python3")
+
+
+LMCACHE = {"kv_store": "lmcache", "kv_store_address": "lm://store:65432", "kv_store_bytes": 64 * GI}
+MOONCAKE = {"kv_store": "mooncake", "kv_store_address": "master:50051", "kv_store_bytes": 64 * GI}
+
+
+def test_a_store_stands_behind_the_handoff() -> None:
+    made = transfer(host_kv_bytes=0, tensor=4, **LMCACHE)
+    assert (made["kv_connector"], made["kv_load_failure_policy"]) == ("MultiConnector", "recompute")
+    handoff, store = made["kv_connector_extra_config"]["connectors"]
+    assert handoff["kv_connector"] == "NixlConnector"
+    assert store == {
+        "kv_connector": "LMCacheConnectorV1",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "lmcache.remote_url": "lm://store:65432",
+            "lmcache.local_cpu": True,
+            "lmcache.max_local_cpu_size": 16.0,
+        },
+    }
+    assert "kv_load_failure_policy" not in transfer(role="decode", host_kv_bytes=0, **LMCACHE)
+
+
+def test_mooncake_reads_its_settings_from_a_file() -> None:
+    whole = config(role="aggregated", connector=None, host_kv_bytes=0, tensor=8, nodes=2, **MOONCAKE)
+    command = engine_command(whole, Pod("10.0.0.7"), {}, 1, "python3")
+    path = command.environment["MOONCAKE_CONFIG_PATH"]
+    assert json.loads(command.files[path]) == {
+        "mode": "embedded",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": "master:50051",
+        "protocol": "rdma",
+        "device_name": "",
+        "global_segment_size": 16 * GI,
+    }
+    assert command.environment["PYTHONHASHSEED"]
+    assert transfer(role="aggregated", connector=None, host_kv_bytes=0, **MOONCAKE)["kv_connector"] == (
+        "MooncakeStoreConnector"
+    )
+    assert not engine_command(config(), Pod("10.0.0.7"), {}, 1, "python3").files
+
+
+def test_both_ends_of_a_handoff_agree_on_the_memory_of_layers() -> None:
+    plain = engine_command(config(plain_kv=True), Pod("10.0.0.7"), {}, 1, "python3").argv
+    assert "--disable-hybrid-kv-cache-manager" in plain
+    assert "--disable-hybrid-kv-cache-manager" not in engine_command(config(), Pod("10.0.0.7"), {}, 1, "python3").argv
+
+
+def test_a_store_needs_a_gpu_the_real_engine_and_prefix_caching() -> None:
+    stored = config(host_kv_bytes=0, **MOONCAKE)
+    with pytest.raises(InvalidValue, match=r"kvCache\.store needs a GPU"):
+        kv_transfer(stored, on_cpu=True)
+    with pytest.raises(InvalidValue, match=r"kvCache\.store is not simulated"):
+        engine_command(config(engine="simulated", host_kv_bytes=0, **MOONCAKE), Pod("10.0.0.7"), {}, 1, "python3")
+    off = config(host_kv_bytes=0, args=("--no-enable-prefix-caching",), **MOONCAKE)
+    with pytest.raises(InvalidValue, match=r"contradicts kvCache\.store"):
+        engine_command(off, Pod("10.0.0.7"), {}, 1, "python3")

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from twinpool.core.fields import ByteSize, Part, rule, rules
+from twinpool.core.protocol import KvStoreKind
 from twinpool.core.units import parse_bytes
 
 TierKind = Literal["host", "disk", "shared"]
@@ -70,10 +71,62 @@ Tiers = Annotated[
 ]
 
 
+class KvStore(Part):
+    """A store of KV blocks that runs beside the pool; each pod adds memory of its own."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.kind == 'mooncake' || !has(self.metadata)",
+                "metadata belongs to a Mooncake store",
+                field_path=".metadata",
+            ),
+            rule(
+                "self.kind != 'mooncake' || self.address.matches('^[^:/]+:[0-9]+$')",
+                "a Mooncake store's address is HOST:PORT of its master",
+                field_path=".address",
+            ),
+            rule(
+                "self.kind != 'lmcache' || self.address.matches('^[a-z][a-z0-9+]*://[^/]+')",
+                "an LMCache store's address is the URL that LMCache calls remote_url, such as lm://HOST:PORT",
+                field_path=".address",
+            ),
+        )
+    )
+
+    kind: KvStoreKind = Field(description="lmcache or mooncake; the engine's image must hold its package.")
+    address: str = Field(
+        min_length=3,
+        max_length=1024,
+        description="Where the store is: of lmcache its remote_url (lm://HOST:PORT, redis://HOST:PORT), of mooncake "
+        "HOST:PORT of its master.",
+    )
+    size: ByteSize = Field(description="Memory that each pod adds; it counts against the memory of its container.")
+    metadata: str | None = Field(
+        None,
+        min_length=3,
+        max_length=1024,
+        description="Address of Mooncake's metadata service; default: none, the clients tell each other "
+        "(P2PHANDSHAKE).",
+    )
+    protocol: Literal["rdma", "tcp"] = Field("rdma", description="How Mooncake moves blocks; LMCache has its own way.")
+
+
 class KvCache(Part):
     """What a role keeps of its KV cache outside the accelerator."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.store) || !has(self.tiers) || size(self.tiers) == 0",
+                "a store has memory of its own on every node; remove tiers, or store",
+                field_path=".store",
+            )
+        )
+    )
+
     tiers: Tiers = Field((), description="Slower memory behind the accelerator's, one of each kind.")
+    store: KvStore | None = Field(None, description="A store beside the pool, in place of tiers.")
 
     def tier(self, kind: TierKind) -> KvTier | None:
         """Return the tier of a kind; None when there is none."""

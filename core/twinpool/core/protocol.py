@@ -56,6 +56,9 @@ Conditional = Literal["always", "auto", "never"]
 #: Ways to draft tokens that a step then checks (vLLM's ``SpeculativeMethod``).
 SpeculationMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"]
 
+#: Stores of KV blocks beside a pool.
+KvStoreKind = Literal["lmcache", "mooncake"]
+
 #: What becomes of a request whose prompt no prefill worker could read.
 OnPrefillFailure = Literal["retry-then-local", "local", "fail"]
 
@@ -173,6 +176,14 @@ class WorkerConfig:
     host_kv_bytes: int = 0
     disk_kv_bytes: int = 0
     shared_kv_bytes: int = 0
+    #: A store beside the pool, and the bytes of memory that this pod adds to it; None: there is none.
+    kv_store: KvStoreKind | None = None
+    kv_store_address: str = ""
+    kv_store_bytes: int = 0
+    kv_store_metadata: str = ""
+    kv_store_protocol: str = "rdma"
+    #: Whether a role of the pool has connectors that vLLM's hybrid memory of layers does not work with.
+    plain_kv: bool = False
     #: Experts move by how busy they are, with so many copies in each layer, by the load of so many steps.
     expert_balancing: bool = False
     redundant_experts: int = 0

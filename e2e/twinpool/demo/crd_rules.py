@@ -167,7 +167,18 @@ def _tier_cases(role: str) -> list[Case]:
     odd = {**host, "storageClass": "x"}
     bare = without(shared, "claim")
     both = {**disk, "claim": "kv"}
+    stored = {"kind": "mooncake", "address": "master:50051", "size": "64Gi"}
+    other = {**stored, "kind": "lmcache", "address": "lm://store:65432"}
+
+    def kept(store: dict[str, Any], *tiers: dict[str, Any]) -> dict[str, Any]:
+        return {role: {"kvCache": {"store": store, **({"tiers": list(tiers)} if tiers else {})}}}
+
     return [
+        Case(f".{path}", kept(stored), kept(stored, host), (path, "memory of its own")),
+        Case(f".{path}.store", kept(stored), kept({**stored, "address": "lm://m"}), (path, "HOST:PORT")),
+        Case(f".{path}.store", kept(other), kept({**other, "address": "store:1"}), (path, "remote_url")),
+        Case(f".{path}.store", kept(stored), kept({**other, "metadata": "etcd"}), (path, "belongs to a Mooncake")),
+        Case(f".{path}.store.size", kept(stored), kept({**stored, "size": "64GB"}), (path, "must be a size")),
         Case(f".{path}.tiers", made(host, disk, shared), made(disk), within, extra=(made(shared),)),
         Case(f".{path}.tiers[]", made(host, disk), made(odd), (path, "belongs to a disk tier")),
         Case(

@@ -33,6 +33,7 @@ _CONFIG_FILES = ("config/kv_transfer.py", "config/kv_events.py", "config/specula
 _TRANSFER_FILES = (
     *("distributed/kv_transfer/kv_connector/v1/nixl/**/*.py", "distributed/kv_transfer/kv_connector/factory.py"),
     *("distributed/kv_transfer/kv_connector/v1/multi_connector.py", "v1/kv_offload/**/*.py"),
+    "distributed/mooncake_store.py",
 )
 
 #: Suffixes that Prometheus adds to a metric's name.
@@ -66,6 +67,8 @@ _TRANSFER_KEYS = (
     "kv_lease_duration",
     # Connectors and their settings for KV tiers.
     *("MultiConnector", "OffloadingConnector", "connectors", "TieringOffloadingSpec"),
+    *("LMCacheConnectorV1", "MooncakeStoreConnector", "MOONCAKE_CONFIG_PATH", "embedded", "metadata_server"),
+    *("master_server_address", "protocol", "device_name", "global_segment_size"),
     *("cpu_bytes_to_use", "spec_name", "secondary_tiers", "fs"),
 )
 

@@ -26,6 +26,21 @@ def tiers(role: WorkerRole) -> KvCache:
     return role.kv_cache or KvCache()
 
 
+def store_bytes(role: WorkerRole) -> int:
+    """Return the memory that a pod adds to a store beside the pool, in bytes; 0 without one."""
+    store = tiers(role).store
+    return parse_bytes(store.size) if store else 0
+
+
+def plain(role: WorkerRole) -> bool:
+    """Return whether the role's connector needs layers of one kind of memory.
+
+    LMCache's does (vLLM 0.32: it is no ``SupportsHMA``), and both ends of a handoff must agree on it.
+    """
+    store = tiers(role).store
+    return store is not None and store.kind == "lmcache"
+
+
 def shm(role: WorkerRole) -> str:
     """Return the size of ``/dev/shm``: that of the role, and the host tier."""
     host = tiers(role).bytes("host")
@@ -34,7 +49,7 @@ def shm(role: WorkerRole) -> str:
 
 def resources(role: WorkerRole) -> tuple[Body, Body]:
     """Return requests and limits of memory and disk. A role without ``resources.memory`` is not limited by its tier."""
-    host, disk = tiers(role).bytes("host"), tiers(role).tier("disk")
+    host, disk = tiers(role).bytes("host") + store_bytes(role), tiers(role).tier("disk")
     requests: Body = {}
     limits: Body = {}
     if role.resources.memory:

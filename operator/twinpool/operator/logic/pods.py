@@ -77,6 +77,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole, version: str
     tokens = role.speculation.tokens if role.speculation else "auto"
     disaggregated = pool.spec.prefill is not None
     tiers, balancing = kv_tiers.tiers(role), role.expert_balancing or ExpertBalancing()
+    store = tiers.store
     return WorkerConfig(
         pool=pool.metadata.name,
         namespace=pool.metadata.namespace,
@@ -108,6 +109,12 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole, version: str
         host_kv_bytes=tiers.bytes("host"),
         disk_kv_bytes=tiers.bytes("disk"),
         shared_kv_bytes=tiers.bytes("shared"),
+        kv_store=store.kind if store else None,
+        kv_store_address=store.address if store else "",
+        kv_store_bytes=kv_tiers.store_bytes(role),
+        kv_store_metadata=(store.metadata or "") if store else "",
+        kv_store_protocol=store.protocol if store else "rdma",
+        plain_kv=any(kv_tiers.plain(each) for each in names.roles(pool).values()),
         expert_balancing=role.expert_balancing is not None,
         redundant_experts=balancing.redundant_experts,
         expert_interval=balancing.interval,

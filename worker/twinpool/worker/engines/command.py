@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
@@ -66,6 +66,8 @@ class Command:
     environment: Mapping[str, str]
     #: True when the engine runs on the CPU.
     on_cpu: bool
+    #: Files that the engine reads its settings from, by path.
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def redacted(argv: Sequence[str]) -> list[str]:
@@ -189,6 +191,11 @@ def simulated_command(
     if speculative:
         argv += ["--speculative-config", speculative]
     argv += [*balancing_flags(config), *adapter_flags(config)]
+    if config.kv_store is not None:
+        raise InvalidValue(
+            "kvCache.store is not simulated: the simulated engine has tiers of its own only",
+            "use kvCache.tiers with a shared tier, or engine.kind vllm",
+        )
     sizes = {"host": config.host_kv_bytes, "disk": config.disk_kv_bytes, "shared": config.shared_kv_bytes}
     argv += [word for kind, size in sizes.items() if size for word in (f"--{kind}-kv-bytes", str(size))]
     env = {key: value for key, value in environment.items() if key != protocol.WORKER_CONFIG_ENV}

@@ -310,6 +310,13 @@ class Host(ABC):
         if fetched is not None and fetched.offline:
             command = replace(command, environment={**command.environment, "HF_HUB_OFFLINE": "1"})
         try:
+            for path, text in command.files.items():
+                Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            self._process = None
+            self._inbox.put(failed(f"cannot write {path}: {error.strerror} - mount a writable /tmp"))
+            return
+        try:
             self._process = process.EngineProcess(command)
         except OSError as error:
             self._process = None

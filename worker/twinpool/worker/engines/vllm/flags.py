@@ -20,7 +20,7 @@ from twinpool.worker.engines.command import (
     event_flags,
     parallel_flags,
 )
-from twinpool.worker.engines.vllm.transfer import kv_transfer
+from twinpool.worker.engines.vllm.transfer import kv_transfer, mooncake_settings
 from twinpool.worker.logic.experts import balancing_flags
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ CPU_DEFAULTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 #: Environment on the CPU unless the user set it: vLLM's own choice binds every worker of a node to the same core.
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+#: Where a pod keeps the settings of Mooncake's store, which vLLM takes from a file alone.
+_MOONCAKE_FILE = "/tmp/twinpool-mooncake.json"  # noqa: S108 - the container's own folder
 
 _NO_CACHE = "--no-enable-prefix-caching"
 #: vLLM's seed of block names, and that of Python's own hashes.
@@ -72,23 +75,36 @@ def vllm_command(
         argv += ["--revision", config.model_revision]
     if config.max_model_len is not None:
         argv += ["--max-model-len", str(config.max_model_len)]
-    argv += adapter_flags(config)
-    if config.host_kv_bytes:
-        _refuse(config.args, _NO_CACHE, "kvCache.tiers, which keep what prefix caching finds again", "kvCache.tiers")
-    transfer = kv_transfer(config, on_cpu=on_cpu)
-    if transfer is not None:
-        argv += ["--kv-transfer-config", transfer]
+    argv += [*adapter_flags(config), *_cache(config, environment, on_cpu=on_cpu)]
     argv += _balancing(config, on_cpu=on_cpu)
     if config.tracing_url:
         argv += ["--otlp-traces-endpoint", config.tracing_url]
-    if config.kv_events:
-        _refuse_other_names(config.args, environment)
-        argv += [*event_flags(), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
     if speculative:
         argv += ["--speculative-config", speculative]
     if on_cpu:
         argv += [word for words, flags in CPU_DEFAULTS if not _given(config.args, flags) for word in words]
-    env = {key: value for key, value in environment.items() if key not in (protocol.WORKER_CONFIG_ENV, "VLLM_PORT")}
+    settings = mooncake_settings(config)
+    files = {} if settings is None else {_MOONCAKE_FILE: settings}
+    return Command(tuple(argv) + config.args, _environment(config, pod, environment, on_cpu=on_cpu), on_cpu, files)
+
+
+def _cache(config: WorkerConfig, environment: Mapping[str, str], *, on_cpu: bool) -> list[str]:
+    """Return the flags of the KV cache: where blocks go to and come from, and what is told of them."""
+    for kept, field in ((config.host_kv_bytes, "kvCache.tiers"), (config.kv_store, "kvCache.store")):
+        if kept:
+            _refuse(config.args, _NO_CACHE, f"{field}, which keeps what prefix caching finds again", field)
+    transfer = kv_transfer(config, on_cpu=on_cpu)
+    argv = [] if transfer is None else ["--kv-transfer-config", transfer]
+    if config.plain_kv:
+        argv += ["--disable-hybrid-kv-cache-manager"]
+    if config.kv_events:
+        _refuse_other_names(config.args, environment)
+        argv += [*event_flags(), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
+    return argv
+
+
+def _environment(config: WorkerConfig, pod: Pod, given: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:
+    env = {key: value for key, value in given.items() if key not in (protocol.WORKER_CONFIG_ENV, "VLLM_PORT")}
     env.update(
         VLLM_HOST_IP=pod.ip,
         VLLM_NIXL_SIDE_CHANNEL_HOST=pod.ip,
@@ -96,11 +112,14 @@ def vllm_command(
     )
     if config.kv_events:
         env[_HASH_SEED] = blockhash.SEED
+    if config.kv_store is not None:
+        # Blocks are found by names that every process must make alike.
+        env.setdefault(_HASH_SEED, blockhash.SEED)
+    if config.kv_store == "mooncake":
+        env["MOONCAKE_CONFIG_PATH"] = _MOONCAKE_FILE
     if config.tracing_url:
         env = {**_tracing(config), **env}
-    if on_cpu:
-        env = {**CPU_ENVIRONMENT, **env}
-    return Command(tuple(argv) + config.args, env, on_cpu)
+    return {**CPU_ENVIRONMENT, **env} if on_cpu else env
 
 
 def _balancing(config: WorkerConfig, *, on_cpu: bool) -> list[str]:

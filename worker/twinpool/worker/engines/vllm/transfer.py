@@ -26,9 +26,9 @@ def kv_transfer(config: WorkerConfig, *, on_cpu: bool) -> str | None:
     Raises
     ------
     InvalidValue
-        When tiers are asked for on the CPU, where vLLM has none.
+        When tiers or a store are asked for on the CPU, where vLLM has none.
     """
-    handoff, tiers = _handoff(config, on_cpu=on_cpu), _tiers(config, on_cpu=on_cpu)
+    handoff, tiers = _handoff(config, on_cpu=on_cpu), _tiers(config, on_cpu=on_cpu) or _store(config, on_cpu=on_cpu)
     if handoff and tiers:
         found: dict[str, Any] = {
             "kv_connector": "MultiConnector",
@@ -72,3 +72,46 @@ def _tiers(config: WorkerConfig, *, on_cpu: bool) -> dict[str, Any]:
     if behind:
         extra |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": behind}
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def _store(config: WorkerConfig, *, on_cpu: bool) -> dict[str, Any]:
+    """Return the connector of a store beside the pool; roles of it both read and write."""
+    if config.kv_store is None:
+        return {}
+    if on_cpu:
+        raise InvalidValue(
+            "kvCache.store needs a GPU: the connectors of LMCache and Mooncake move blocks from and to one",
+            "remove kvCache.store from the role, or give it GPUs",
+        )
+    if config.kv_store == "mooncake":
+        # Its other settings are in a file: mooncake_settings().
+        return {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    # LMCache counts in GiB, for each rank.
+    settings = {
+        "lmcache.remote_url": config.kv_store_address,
+        "lmcache.local_cpu": True,
+        "lmcache.max_local_cpu_size": config.kv_store_bytes // _local_ranks(config) / 2**30,
+    }
+    return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both", "kv_connector_extra_config": settings}
+
+
+def mooncake_settings(config: WorkerConfig) -> str | None:
+    """Return the content of the file that ``MOONCAKE_CONFIG_PATH`` names; None without a Mooncake store.
+
+    ``embedded``: each rank adds memory of its own, in bytes (vLLM 0.32, ``distributed/mooncake_store.py``).
+    """
+    if config.kv_store != "mooncake":
+        return None
+    settings = {
+        "mode": "embedded",
+        "metadata_server": config.kv_store_metadata or "P2PHANDSHAKE",
+        "master_server_address": config.kv_store_address,
+        "protocol": config.kv_store_protocol,
+        "device_name": "",
+        "global_segment_size": config.kv_store_bytes // _local_ranks(config),
+    }
+    return json.dumps(settings, sort_keys=True)
+
+
+def _local_ranks(config: WorkerConfig) -> int:
+    return max(1, config.tensor * config.pipeline * config.data // config.nodes)
