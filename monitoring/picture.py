@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#B8A800")
 #: The first one is too dark on dark panels.
 _BRIGHT = {"#0072B2": "#4C9BE8"}
-_WIDTH, _PLOT, _LINE, _GAP, _AXIS, _HEAD = 620, 150, 17, 16, 62, 34
+#: Two panels, gaps and a scroll bar are as wide as a laptop's window: 1280.
+_WIDTH, _PLOT, _LINE, _GAP, _AXIS, _HEAD = 608, 150, 17, 16, 62, 34
 #: Names that a panel lists; more would hide the picture.
 NAMES = 8
 DASHES = ' stroke-dasharray="5 4"'

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from twinpool.simulate.engines import Job
-from twinpool.simulate.report import frontier, page
+from twinpool.simulate.report import frontier, page, round_end
 from twinpool.simulate.scores import Score
 from twinpool.simulate.traces import Request
 from twinpool.simulate.whatif import Moment, Outcome, Variant, course
@@ -47,6 +47,14 @@ def test_every_run_is_on_the_page_which_is_well_formed_and_needs_nothing_else(ru
     assert len(tree.findall(".//svg")) == 1 + len(runs)
     assert all(svg.get("aria-label") for svg in tree.findall(".//svg"))
     assert "nan" not in body
+
+
+@pytest.mark.parametrize(
+    ("most", "end"),
+    [(1.89, 2.0), (15.0, 16.0), (16.0, 16.0), (4, 4.0), (143.0, 160.0), (0.52, 0.8), (3999, 4000.0), (1, 1.2)],
+)
+def test_axes_end_at_numbers_with_short_quarters(most: float, end: float) -> None:
+    assert round_end(most) == pytest.approx(end)
 
 
 def test_the_course_counts_who_waits_and_who_is_written() -> None:

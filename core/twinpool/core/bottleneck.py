@@ -261,12 +261,16 @@ def _decode(seen: Observation) -> Finding:
         f"{_gpus(seen, 'decode')}; speculation costs compute that prefill on the same GPUs would miss",
         (
             _against(seen),
-            f"{running:.0f} requests in flight on {len(speeds)} decode workers, none far from the others",
+            f"{running:.0f} requests in flight on {_workers(len(speeds))}",
         ),
         ("that prefill groups would help: they do not write tokens.", *_simulated(seen)),
         None,
         _within(seen),
     )
+
+
+def _workers(count: int) -> str:
+    return "the one decode worker" if count == 1 else f"{count} decode workers, none far from the others"
 
 
 def _prefill(seen: Observation) -> Finding:

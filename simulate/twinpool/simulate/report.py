@@ -5,6 +5,7 @@ Always true: every figure in it is also in the table, so nothing depends on seei
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 #: Size of a plot and of its margins (left, top, right, bottom), in its own units.
 _WIDTH, _HEIGHT = 720, 260
 _LEFT, _TOP, _RIGHT, _BOTTOM = 56, 14, 16, 40
+#: Steps between two lines of a plot, times a power of ten.
+_STEPS = (1, 2, 3, 4, 5, 6, 8, 10)
 #: Most runs whose course is drawn.
 _COURSES = 6
 _STYLE = """
@@ -86,7 +89,7 @@ def frontier(outcomes: Sequence[Outcome]) -> list[int]:
 
 
 def _pareto(outcomes: Sequence[Outcome]) -> str:
-    most = 1.1 * max([item.gpu_hours for item in outcomes], default=0.0) or 1.0
+    most = round_end(max([item.gpu_hours for item in outcomes], default=0.0) or 1.0)
     across, up = _scales(most, 1.0)
     best = frontier(outcomes)
     places = [(across(item.gpu_hours), up(item.score.attainment)) for item in outcomes]
@@ -105,9 +108,9 @@ def _pareto(outcomes: Sequence[Outcome]) -> str:
 
 def _course(number: int, item: Outcome) -> str:
     variant, moments = item.variant, item.moments
-    long = max([moment.at for moment in moments], default=0.0) or 1.0
+    long = round_end(max([moment.at for moment in moments], default=0.0) or 1.0)
     groups = max(variant.prefill, variant.decode)
-    high = max([groups, *(max(moment.waiting, moment.writing) for moment in moments)]) * 1.05
+    high = round_end(max([groups, *(max(moment.waiting, moment.writing) for moment in moments)]))
     across, up = _scales(long, high)
 
     def line(name: str, value: Callable[[Moment], float]) -> str:
@@ -126,6 +129,13 @@ def _course(number: int, item: Outcome) -> str:
         f"{variant.prefill} prefill (green) and {variant.decode} decode groups (blue), the same all the time."
     )
     return _figure(f"Waiting and running requests of run {number} over time", drawn, words)
+
+
+def round_end(most: float) -> float:
+    """Return where an axis to ``most``, above 0, ends: the least number not below it whose quarters are short."""
+    step = most / 4
+    size = 10.0 ** math.floor(math.log10(step))
+    return 4 * size * next(count for count in _STEPS if count * size >= step * (1 - 1e-9))
 
 
 def _scales(most_across: float, most_up: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
