@@ -205,10 +205,14 @@ def test_from_install_to_uninstall_and_back(helm: Helm, bare: LocalCluster, tmp_
 
     url = router_url(bare, NAMESPACE, NAME)
     test = (f"--set=test.pool={NAME}", f"--set=test.namespace={NAMESPACE}", f"--set=test.url={url}")
-    helm("upgrade", "twinpool", str(CHART), "--set=operator.replicas=2", *test, "--wait", "--timeout=180s")
+    shared = ("--set-string=labels.cost=42", "--set-string=pools.router.nodeSelector.kubernetes\\.io/os=linux")
+    helm("upgrade", "twinpool", str(CHART), "--set=operator.replicas=2", *shared, *test, "--wait", "--timeout=180s")
     assert "Router" in columns(bare)
     assert "simulated-model answered" in helm("test", "twinpool", "--logs", "--timeout=180s")
     acts_on_the_pool(bare)
+    (router,) = pods(bare, NAMESPACE, NAME, "router")
+    assert router["metadata"]["labels"]["cost"] == "42", "what all pools get reaches routers at once"
+    assert router["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
 
     helm("rollback", "twinpool", "1", "--wait", "--timeout=180s")
     assert "Router" not in columns(bare)
