@@ -102,6 +102,10 @@ def _climb(now: float) -> Moment:
     return Moment(3.0 + 12.0 * min(1.0, max(0.0, (now - 300) / 900)))
 
 
+def _steep(now: float) -> Moment:
+    return Moment(2.5 * 6 ** min(1.0, max(0.0, (now - 400) / 500)), 2500.0, 220.0)
+
+
 def _stairs(now: float) -> Moment:
     return Moment((4.0, 9.0, 14.0, 7.0)[min(3, int(now / 600))], 2200.0, 260.0)
 
@@ -133,4 +137,6 @@ DESIGN = (
     Workload("lengths drift", _drift, start=90.0),
     Workload("spikes x2.5 for 180 s, starts take 75 s", _spikes, start=75.0),
     Workload("calm, half of the groups lost, starts take 90 s", _calm, start=90.0, loss=1000.0),
+    Workload("climb x6 over 500 s, starts take 350 s", _steep, start=350.0),
+    Workload("wave of 1200 s, half of the groups lost", _wave, loss=700.0),
 )

@@ -214,7 +214,7 @@ def test_a_backlog_and_growth_until_a_group_is_up_need_more(pool: InferencePool)
     for _ in range(10):
         grows.look(arriving(slope=0.1), start=180.0)
     assert grows.target[0] > calm.target[0]
-    assert growth_of(arriving(slope=10.0), 180.0) == 2.0
+    assert growth_of(arriving(slope=10.0), 180.0) == 3.0
     assert growth_of(IDLE, 180.0) == 1.0
 
 

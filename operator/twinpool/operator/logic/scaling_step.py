@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Timings of a window from which on it is believed over what was learnt before.
 _ENOUGH = 3
 #: The most that a rate is taken to grow until a new group is up.
-_MOST_GROWTH = 2.0
+_MOST_GROWTH = 3.0
 #: 90th percentile of a normal variable in standard deviations; of an exponential one it is 2.3 means, and this gives
 #: 2.28 there.
 _LONG = 1.28
