@@ -81,7 +81,7 @@ generate: setup ## write the generated files again
 	@cp $(CRD) $(CHART_CRD)
 	@$(RUN) -m monitoring write
 
-bench: setup ## measure one part beside its baseline: NAME=router|routing|scaling|simulate|worker|engine|operator|placement [QUICK=1] [OUT=file.json]
+bench: setup ## measure one part beside its baseline: NAME=router|routing|scaling|ratio|simulate|timing|worker|engine|operator|placement [QUICK=1] [OUT=file.json]
 	@$(RUN) -m bench $(NAME) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT))
 
 placement-clusters: setup ## random clusters on a local control plane: is applied what was foretold? [CASES=200] [FIRST=0]
