@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-EVENTS, REPLAY = 5657 + os.getpid() % 400, 6157 + os.getpid() % 400
-
 
 @pytest.fixture(scope="module")
 def host(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -54,14 +52,9 @@ def host(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     )
     environment = {**serving_environment(engine), "HOME": os.environ.get("HOME", "/")}
     command = engine_command(config, Pod(address), environment, 0, sys.executable)
-    # vLLM binds all addresses of its pod, which here are those of every engine on this machine.
-    argv = [
-        word.replace(str(KV_EVENTS_PORT), str(EVENTS)).replace(str(KV_REPLAY_PORT), str(REPLAY))
-        for word in command.argv
-    ]
     log: Path = tmp_path_factory.mktemp("engine") / "log"
     with log.open("w") as output:
-        process = subprocess.Popen(argv, env=dict(command.environment), stdout=output, stderr=output)
+        process = subprocess.Popen(command.argv, env=dict(command.environment), stdout=output, stderr=output)
     try:
         asyncio.run(until(lambda: healthy(address, process, log), 300))
         yield address
@@ -97,7 +90,7 @@ async def test_what_events_foretell_is_what_the_engine_reports(host: str) -> Non
     # A prompt before the router comes: a replay brings its blocks.
     await asyncio.to_thread(cached_by_report, host, list(range(10, 210)))
     followers, view = Followers(lambda: None, lambda _: None), ExactView()
-    endpoint = Endpoint("e", "decode", host, ENGINE_PORT, pod="e", events=EVENTS, replay=REPLAY)
+    endpoint = Endpoint("e", "decode", host, ENGINE_PORT, pod="e", events=KV_EVENTS_PORT, replay=KV_REPLAY_PORT)
     followers.watch([endpoint])
     try:
         await until(lambda: followers.relied == (32, frozenset({"e"})))

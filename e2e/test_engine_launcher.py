@@ -209,6 +209,30 @@ def test_vllm_understands_the_tiers(engine: Engine) -> None:
     assert "vllm:kv_offload_tiering_read_time" in behind["metrics"]
 
 
+PUBLISHERS = """
+import json, sys
+from vllm.distributed.kv_events import ZmqEventPublisher
+kept = []
+for line in sys.stdin:
+    config = json.loads(line)
+    kept.append(ZmqEventPublisher(0, config["endpoint"], config["replay_endpoint"]))
+    sockets = (kept[-1]._pub, kept[-1]._replay)
+    print(json.dumps({"bound": [socket.last_endpoint.decode() for socket in sockets]}))
+for each in kept:
+    each.shutdown()
+"""
+
+
+def test_engines_of_one_machine_publish_their_events_beside_each_other(engine: Engine) -> None:
+    """Pods of the local cluster share a network and have addresses of their own."""
+    hosts = [f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}.{number}" for number in (21, 22)]
+    commands = [vllm_command(tiny_config(kv_events=True), Pod(host), {}, 0, Place()).argv for host in hosts]
+    lines = [argv[argv.index("--kv-events-config") + 1] for argv in commands]
+    found = [each["bound"] for each in read_by_vllm(engine, PUBLISHERS, lines)]
+    ports = (protocol.KV_EVENTS_PORT, protocol.KV_REPLAY_PORT)
+    assert found == [[f"tcp://{host}:{port}" for port in ports] for host in hosts]
+
+
 STORES = """
 import json, sys
 from vllm.config import KVTransferConfig

@@ -7,6 +7,7 @@ import pytest
 from twinpool.core.errors import InvalidValue
 from twinpool.core.managed import refuse_managed
 from twinpool.core.protocol import MANAGED_FLAGS, WorkerConfig
+from twinpool.localengine.pod import worker_config
 from twinpool.worker.engines.command import Place, Pod, behind_preflight, redacted, wants_preflight
 from twinpool.worker.engines.select import engine_command
 
@@ -188,6 +189,8 @@ def test_kv_events_name_blocks_as_routers_do():
             "replay_endpoint": "tcp://*:5577",
         }
     real = command(kv_events=True)
+    shared = engine_command(worker_config(kv_events=True), Pod("127.3.0.9"), {}, 1, "python3")
+    assert "tcp://[::ffff:127.3.0.9]:5557" in value_of(shared.argv, "--kv-events-config")
     assert value_of(real.argv, "--prefix-caching-hash-algo") == "sha256_cbor"
     assert real.environment["PYTHONHASHSEED"] == "0"
 

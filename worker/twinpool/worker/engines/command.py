@@ -144,16 +144,17 @@ def behind_preflight(
     return replace(command, argv=(*program, "preflight", *words, "--", *command.argv))
 
 
-def event_flags() -> list[str]:
+def event_flags(host: str = "*") -> list[str]:
     """Return the flags by which an engine publishes its KV events, which are vLLM's and the simulated engine's alike.
 
-    ``*`` binds; vLLM connects to any other address.
+    ``*`` binds, and so does an address with ``::`` in it; vLLM connects to any other (vLLM 0.32,
+    ``distributed/kv_events.py``).
     """
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"tcp://*:{protocol.KV_EVENTS_PORT}",
-        "replay_endpoint": f"tcp://*:{protocol.KV_REPLAY_PORT}",
+        "endpoint": f"tcp://{host}:{protocol.KV_EVENTS_PORT}",
+        "replay_endpoint": f"tcp://{host}:{protocol.KV_REPLAY_PORT}",
     }
     return ["--kv-events-config", json.dumps(events, sort_keys=True, separators=(",", ":"))]
 

@@ -75,7 +75,7 @@ def vllm_command(
         argv += ["--revision", config.model_revision]
     if config.max_model_len is not None:
         argv += ["--max-model-len", str(config.max_model_len)]
-    argv += [*adapter_flags(config), *_cache(config, environment, on_cpu=on_cpu)]
+    argv += [*adapter_flags(config), *_cache(config, pod, environment, on_cpu=on_cpu)]
     argv += _balancing(config, on_cpu=on_cpu)
     if config.tracing_url:
         argv += ["--otlp-traces-endpoint", config.tracing_url]
@@ -88,7 +88,7 @@ def vllm_command(
     return Command(tuple(argv) + config.args, _environment(config, pod, environment, on_cpu=on_cpu), on_cpu, files)
 
 
-def _cache(config: WorkerConfig, environment: Mapping[str, str], *, on_cpu: bool) -> list[str]:
+def _cache(config: WorkerConfig, pod: Pod, environment: Mapping[str, str], *, on_cpu: bool) -> list[str]:
     """Return the flags of the KV cache: where blocks go to and come from, and what is told of them."""
     for kept, field in ((config.host_kv_bytes, "kvCache.tiers"), (config.kv_store, "kvCache.store")):
         if kept:
@@ -99,8 +99,17 @@ def _cache(config: WorkerConfig, environment: Mapping[str, str], *, on_cpu: bool
         argv += ["--disable-hybrid-kv-cache-manager"]
     if config.kv_events:
         _refuse_other_names(config.args, environment)
-        argv += [*event_flags(), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
+        argv += [*event_flags(_publishes_at(pod.ip)), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
     return argv
+
+
+def _publishes_at(ip: str) -> str:
+    """Return where KV events are published: everywhere, but for pods that share one machine's loopback network.
+
+    Those have an address each and one set of ports, so each binds its own. Written as an IPv4 address within IPv6,
+    because vLLM would connect to a plain one; ZMQ binds the IPv4 address.
+    """
+    return f"[::ffff:{ip}]" if ip.startswith("127.") else "*"
 
 
 def _environment(config: WorkerConfig, pod: Pod, given: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:
