@@ -136,6 +136,17 @@ def make_pool(cluster: LocalCluster) -> None:
     )
 
 
+def router_fits_restricted(cluster: LocalCluster) -> None:
+    """Ask the namespace of the operator, which holds pods to `restricted`, whether it would take a router's pod."""
+    made = cluster.json("-n", NAMESPACE, "get", "deployment", f"{NAME}-router")["spec"]["template"]
+    spec = {**made["spec"], "serviceAccountName": "default", "serviceAccount": "default"}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "router"}, "spec": spec}
+    taken = ("-n", SYSTEM, "create", "--dry-run=server", "-f", "-")
+    assert "pod/router created" in cluster.kubectl(*taken, input=json.dumps(body)).stdout
+    spec["securityContext"] = {}
+    assert "PodSecurity" in cluster.kubectl(*taken, input=json.dumps(body), check=False).stderr
+
+
 def acts_on_the_pool(cluster: LocalCluster) -> None:
     """Wait until an operator follows the pool: it raises the routers, and takes them back."""
     for replicas in (2, 1):
@@ -188,6 +199,7 @@ def test_from_install_to_uninstall_and_back(helm: Helm, bare: LocalCluster, tmp_
     make_pool(bare)
     before = workers(bare)
     assert len(before) == 2
+    router_fits_restricted(bare)
     assert ask(bare) == 200
     assert "decode" in twinpool(bare, "explain", NAME, "--placement")
     assert twinpool(bare, "status", NAME).count(" serving ") == 2

@@ -11,9 +11,12 @@ from twinpool.cli.rollout import _write_plan
 from twinpool.core.accelerators import ACCELERATORS
 from twinpool.core.drafts import DRAFTERS, USUAL_CONTEXT, best, schedule, speedup, step_seconds
 from twinpool.core.economics import prices_of
-from twinpool.core.kv import SHAPES
+from twinpool.core.expert_load import expected_most
+from twinpool.core.kv import SHAPES, kv_bytes_per_token
 from twinpool.core.parallelism import Network, option
 from twinpool.core.sizing import Split, Workload
+from twinpool.core.tiers import ASSUMED_BANDWIDTH as TIERS
+from twinpool.core.tiers import ASSUMED_SETUP, Run, TierPrice, pays_from, plan
 from twinpool.core.topology import PRESETS, Weights, topology
 from twinpool.operator.logic.forecast import forecast
 from twinpool.operator.logic.placement.model import Constraints
@@ -52,10 +55,10 @@ def test_three_placements_of_one_pool() -> None:
         assert [figure.strip().strip("*") for figure in figures] == [f"{value:.2f}" for value in wanted]
 
 
-def rows(page: str, section: str) -> list[list[str]]:
-    """Return the cells of the first table behind a heading, without those of its head."""
-    text = (DOCS / page).read_text().partition(f"### {section}\n")[2]
-    lines = text[text.index("\n|") :].strip().partition("\n\n")[0].splitlines()
+def rows(page: str, section: str, skip: int = 0) -> list[list[str]]:
+    """Return the cells of a table behind a heading, the first or one behind it, without those of its head."""
+    tables = (DOCS / page).read_text().partition(f"## {section}\n")[2].split("\n\n|")[1:]
+    lines = tables[skip].partition("\n\n")[0].splitlines()
     return [[cell.strip().strip("*") for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
@@ -101,3 +104,26 @@ def test_bandwidth_of_links() -> None:
     (named,) = slow_links(links(50, 48, 20))
     assert f'"{named}"' in text
     assert slow_links(links(50, 48, 25)) == ()
+
+
+def test_what_tiers_win() -> None:
+    shape = SHAPES["llama-3-8b"]
+    prices, held = prices_of(shape, ACCELERATORS["h100"]), kv_bytes_per_token(shape)
+    found = rows("kv-tiers.md", "One example by hand")
+    assert [cells[0] for cells in found] == [f"{kind}, {speed / 1e9:.0f} GB/s" for kind, speed in TIERS.items()]
+    for kind, cells in zip(TIERS, found, strict=True):
+        price = TierPrice(ASSUMED_SETUP[kind], held / TIERS[kind])
+        chosen = plan(prices, 4000, 0, [Run(3840, price)])
+        times = f"{price.token * 1e6:.1f} us", str(chosen.tokens), f"{chosen.seconds * 1e3:.1f} ms"
+        assert cells[1:] == [*times, f"{pays_from(prices, price)} tokens"]
+    alone = prices.prefill(4000, 0)
+    said = (DOCS / "kv-tiers.md").read_text()
+    assert f"computes 4000 new ones in {alone * 1e3:.1f} ms, {alone / 4000 * 1e6:.1f} us each" in said
+    assert f"keeps {held / 1024:.0f} KiB for a token" in said
+
+
+def test_what_chance_does_to_experts() -> None:
+    for tokens, *cells in rows("experts.md", "Is it skewed?", skip=1):
+        mean = int(tokens) * 8 / 32
+        most = expected_most(mean, 32)
+        assert cells == [f"{mean:.0f}", f"{most:.1f}", f"{most / mean:.2f}"]

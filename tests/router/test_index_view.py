@@ -16,7 +16,7 @@ from twinpool.router.logic.index_approximate import ApproximateIndex
 from twinpool.router.logic.index_exact import Held
 from twinpool.router.logic.index_view import MOST_BLOCKS, Cached, ExactView
 from twinpool.router.logic.ledger import Ledger
-from twinpool.router.logic.request import Request, Route, cache_salt, prompt_ids, read
+from twinpool.router.logic.request import Request, Route, cache_salt, prompt_ids, read, with_adapter
 
 P = [Endpoint(f"p{n}", "prefill", "h", 1) for n in range(4)]
 IDS = list(range(1000, 3010))
@@ -75,6 +75,9 @@ def test_blocks_are_named_only_while_somebody_is_relied_on() -> None:
     assert asked.ask.prompt == len(IDS)
     assert ours.asked(request(cache_salt="team")).names == tuple(chain(IDS, 16, MOST_BLOCKS, "team"))
     assert ours.asked(request("text")).names == ()
+    adapted = ours.asked(with_adapter(request(model="sql")))
+    assert adapted.names == (), "engines name an adapter's blocks by it too"
+    assert adapted.keys[0] != asked.keys[0], "its text is found among its own"
     assert ours.asked(request([])).ask.prompt == 1
 
 
