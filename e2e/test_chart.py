@@ -18,6 +18,7 @@ import yaml
 
 from twinpool.core import protocol
 from twinpool.demo.client import post
+from twinpool.demo.load import Load
 from twinpool.demo.scenario import condition, pods, pool, router_url
 from twinpool.localcluster import cluster as clusters
 from twinpool.localcluster.helm import ensure_helm
@@ -214,6 +215,9 @@ def test_from_install_to_uninstall_and_back(helm: Helm, bare: LocalCluster, tmp_
         "--itl=9s",
     )
     assert "answered 20 of 20" in twinpool(bare, "bench", router_url(bare, NAMESPACE, NAME), *load)
+    with Load(bare, NAMESPACE, NAME, "simulated-model") as asked:
+        assert "slowest:" in twinpool(bare, "explain", NAME, "--seconds", "6")
+    assert not asked.failures
 
     url = router_url(bare, NAMESPACE, NAME)
     test = (f"--set=test.pool={NAME}", f"--set=test.namespace={NAMESPACE}", f"--set=test.url={url}")
