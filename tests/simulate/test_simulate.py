@@ -344,3 +344,13 @@ def test_pulls_from_two_prefill_workers_share_the_link_of_one_decode_worker_wher
     trace = [Request(0.0, 1000, 1), Request(0.0, 1000, 1)]
     setup = Setup(prices, 2, 1, 0, 10_000, rule="least-load", both_links=both)
     assert max(job.finish for job in simulate(trace, setup)) == pytest.approx(seconds, rel=1e-3)
+
+
+def test_a_whole_prompt_that_comes_during_a_step_is_read_from_the_next_one_on() -> None:
+    clock = Clock()
+    worker = DecodeWorker(clock, Prices(1.0, 0.0, 0.0, 1e-9, 0.0, 0.0, 0.0), 10_000, Cache(0))
+    first, second = Job(Request(0.0, 10, 20)), Job(Request(1.25, 10, 2))
+    for job in (first, second):
+        clock.at(job.request.arrival, lambda job=job: worker.submit(job, None))  # type: ignore[misc]
+    clock.run()
+    assert (first.first, second.first) == (pytest.approx(1.0), pytest.approx(3.0))

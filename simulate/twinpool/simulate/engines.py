@@ -139,10 +139,9 @@ class DecodeWorker:
             self.reserved += size
             if source is None:
                 self._advance()
-                self._whole.append(job)
-                if len(self._whole) == 1:
-                    self._begin_whole()
-                self._plan()
+                # What is written for has a step under way, which a prompt that comes meanwhile is no part of.
+                left = (1.0 - self._steps % 1.0) * self._step() if self._running and not self._whole else 0.0
+                self._clock.at(self._clock.now + left, lambda job=job: self._read(job))  # type: ignore[misc]
             else:
                 held = self.cache.leading(job.request.blocks) * BLOCK_TOKENS
                 source.hand_over(
@@ -150,6 +149,14 @@ class DecodeWorker:
                     lambda job=job: self._join(job),  # type: ignore[misc]
                     self._link,
                 )
+
+    def _read(self, job: Job) -> None:
+        """Compute a whole prompt, after those that it computes already."""
+        self._advance()
+        self._whole.append(job)
+        if len(self._whole) == 1:
+            self._begin_whole()
+        self._plan()
 
     def _join(self, job: Job) -> None:
         """Write the first token in the next step."""
