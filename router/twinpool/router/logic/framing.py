@@ -31,6 +31,8 @@ _SIZES: dict[bytes, int] = {}
 #: How far it is from the end of one chunk's data to the next one's, by the bytes in between: CRLF, size line, CRLF.
 _STEPS: dict[bytes, int] = {}
 _MEMO_LINE: Final = 5
+#: How nearly all chunked bodies end: the last chunk, and no trailers.
+_LAST: Final = b"0\r\n\r\n"
 _MEMO_SIZE: Final = 4096
 
 
@@ -160,6 +162,8 @@ class Body:
         size = len(data)
         if not self._line and self._trailer < 0:
             position = self._whole_chunks(data, position, size)
+            if not self._left and size - position == len(_LAST) and data.endswith(_LAST):
+                return size
         while True:
             if self._left:
                 position = self._skip(data, position)
