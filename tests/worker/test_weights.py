@@ -19,7 +19,7 @@ from twinpool.worker.logic import weights
 from twinpool.worker.logic.weights import Progress, WeightFile
 from twinpool.worker.shell import hub as shell
 from twinpool.worker.shell.contents import Teller, WeightsError
-from twinpool.worker.shell.weights import check_folder
+from twinpool.worker.shell.weights import check_folder, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -270,6 +270,14 @@ def test_a_cache_that_cannot_be_written_is_named(hub: Hub, tmp_path: Path) -> No
     code, said = Pod(hub, tmp_path / "cache").end()
     assert code == 1
     assert f"cannot be fetched into {tmp_path}/cache/hub/models--org--m" in said
+
+
+def test_an_image_without_the_hubs_client_leaves_it_to_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert run(worker_config(), {}, tmp_path / "weights.json") == 0
+    assert "org/m is not fetched before the engine starts: its image has no huggingface_hub" in capfd.readouterr().err
 
 
 def test_a_damaged_record_is_as_none(tmp_path: Path) -> None:
