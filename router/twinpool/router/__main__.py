@@ -23,7 +23,8 @@ from twinpool.core.protocol import (
     RouterConfig,
 )
 from twinpool.router.settings import Limits, Settings
-from twinpool.router.shell.control import Control, listen
+from twinpool.router.shell.control import Control
+from twinpool.router.shell.listening import listen
 from twinpool.router.shell.secrets import Certificate
 
 if TYPE_CHECKING:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 1024
 #: Kubernetes itself needs up to a minute until a changed Secret is in the pod.
 _KEYS_SECONDS = 2.0
 _BALANCE_SECONDS = 5.0
@@ -50,32 +49,6 @@ _BALANCE_SECONDS = 5.0
 _GATHER_SECONDS = 0.05
 #: Data processes that did not end by themselves this long after the drain time are killed.
 _KILL_SECONDS = 5.0
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket for clients.
-
-    Raises
-    ------
-    InvalidValue
-        When the address cannot be used.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by every connection: a client whose machine is gone must not keep a worker busy for ever.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise InvalidValue(f"cannot listen on {host}:{port}: {error.strerror}", "change --host or --port") from None
-    listener.listen(_BACKLOG)
-    listener.setblocking(False)
-    return listener
 
 
 class Control:

@@ -20,12 +20,12 @@ import uvloop
 from twinpool.router.logic.keys import Keyring
 from twinpool.router.shell import channel, routes
 from twinpool.router.shell.client import ClientConnection
+from twinpool.router.shell.listening import BACKLOG
 from twinpool.router.shell.pool import Pool
 from twinpool.router.shell.secrets import Certificate
 from twinpool.router.shell.tracing import Tracing
 
 _REPORT_SECONDS = 1.0
-_BACKLOG = 1024
 _HANDSHAKE_SECONDS = 10.0
 
 
@@ -152,7 +152,7 @@ async def serve(listener: socket.socket, control: socket.socket) -> None:
     server = await loop.create_server(
         lambda: ClientConnection(pool, clients, models),
         sock=listener,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         ssl=None if certificate is None else certificate.context,
         ssl_handshake_timeout=None if certificate is None else _HANDSHAKE_SECONDS,
     )
