@@ -49,15 +49,8 @@ ARGS = [
     "{'-t': 1}",
 ]
 COLLIDING = [
-    "--model=x",
-    "--tensor-parallel-size",
-    "--tensor_parallel_size=2",
-    "-tp",
-    "--kv-transfer-config.kv_role=kv_both",
-    "--port=1",
-    "-n2",
-    "--speculative-config.num_speculative_tokens=3",
-    "-sc",
+    *("--model=x", "--tensor-parallel-size", "--tensor_parallel_size=2", "-tp", "--port=1", "-n2", "-sc"),
+    *("--kv-transfer-config.kv_role=kv_both", "--speculative-config.num_speculative_tokens=3"),
 ]
 COLLIDING_ENV = ["POD_IP", "VLLM_HOST_IP", "TWINPOOL_ANYTHING"]
 

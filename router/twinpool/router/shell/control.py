@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import signal
-import socket
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +34,7 @@ from twinpool.router.shell.probes import Prober
 from twinpool.router.shell.secrets import read_keys
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
     from twinpool.router.logic.endpoints import Endpoint
