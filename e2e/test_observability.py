@@ -35,6 +35,7 @@ from twinpool.demo.scenario import OPERATOR_NAMESPACE, condition, pods, pool, ro
 from twinpool.localcluster.progress import Progress
 from twinpool.localcluster.prometheus import Prometheus, ensure_prometheus, running
 from twinpool.localcluster.waiting import wait_until
+from twinpool.router.logic.kv_room import KV_CACHE
 from twinpool.worker.engines.simulated.logic.metrics import FAMILIES
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def families(served: Served) -> Iterator[tuple[str, Family]]:
 
 
 def test_every_series_is_declared_and_every_declared_one_is_seen(served: Served) -> None:
-    engine = {f"vllm:{family.name}" for family in FAMILIES}
+    engine = {KV_CACHE, *(f"vllm:{family.name}" for family in FAMILIES)}
     seen, values, series = set(), defaultdict(set), defaultdict(int)
     for address, family in families(served):
         if family.name in engine:

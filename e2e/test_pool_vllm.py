@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from twinpool.demo.client import post, stream
+from twinpool.core import protocol
+from twinpool.demo.client import get, post, stream
 from twinpool.demo.proof import HandoffCounters
 from twinpool.demo.scenario import condition, decode_metrics, pool, router_url
 from twinpool.localcluster.waiting import wait_until
@@ -83,6 +85,16 @@ def test_the_pair_answers_as_one_instance_and_decode_computes_no_prompt(engines:
         assert answer == complete(cluster, namespace, "single", prompt)
         assert counted.handed_over(), (prompt[:40], counted)
         assert counted.bytes_moved > 0
+
+
+def test_the_router_knows_how_much_kv_each_engine_can_hold(engines: tuple[LocalCluster, str]) -> None:
+    cluster, namespace = engines
+    admin = f"{router_url(cluster, namespace, 'pair').rsplit(':', 1)[0]}:{protocol.ROUTER_ADMIN_PORT}"
+    told = {one["role"]: one["kvTokens"] for one in json.loads(get(f"{admin}/admin/endpoints"))["endpoints"]}
+    # Blocks have 128 tokens on a CPU.
+    assert f'num_gpu_blocks="{told["decode"] // 128}"' in decode_metrics(cluster, namespace, "pair")
+    assert told["decode"] == told["prefill"] > 2048
+    assert json.loads(get(f"{admin}/admin/work"))["kvTokens"] == told["decode"]
 
 
 def test_a_chat_streams_through_both_hops(engines: tuple[LocalCluster, str]) -> None:

@@ -149,6 +149,15 @@ def test_nobody_for_long_scales_to_zero_and_whoever_waits_brings_one_of_each_at_
     assert ours.target[1] == 1, "and as long as an answer is written"
 
 
+def test_decode_groups_with_little_room_for_kv_are_more(pool: InferencePool) -> None:
+    known, unknown = Autoscaler(pool), Autoscaler(pool)
+    # Sixteen sequences of 4300 tokens fit; by time and number of sequences many more would.
+    known.looks(arriving(kv_tokens=16 * 4300), 60)
+    unknown.looks(arriving(), 60)
+    assert known.target[1] > unknown.target[1] >= 1
+    assert known.target[0] == unknown.target[0]
+
+
 def test_at_most_nothing_is_nothing(make_pool: Callable[..., InferencePool]) -> None:
     bound = {**SPEC["scaling"], "gpuBudget": 1}
     ours = Autoscaler(make_pool({**SPEC, "scaling": bound}), (0, 0))

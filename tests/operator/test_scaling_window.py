@@ -36,8 +36,9 @@ def test_what_is_no_report_is_none(document: Any) -> None:
 
 def test_a_report_is_read_without_trust() -> None:
     arrivals = {"requests": 3, "prefill": math.nan, "step_log": -2.5, "steps": "many", "streams": 1e30}
-    found = read_work({"current": True, "arrivals": arrivals, "waiting": 2, "prefillSeconds": 1.5, "decoding": None})
-    assert found == Work(Totals(requests=3.0, step_log=-2.5), waiting=2, prefill=1.5, decoding=0)
+    now = {"current": True, "waiting": 2, "prefillSeconds": 1.5, "decoding": None, "kvTokens": -4}
+    found = read_work({**now, "arrivals": arrivals})
+    assert found == Work(Totals(requests=3.0, step_log=-2.5), waiting=2, prefill=1.5, decoding=0, kv_tokens=0)
 
 
 def test_the_rate_is_what_came_within_the_window_over_all_routers() -> None:
@@ -112,6 +113,13 @@ def test_bursts_show_and_chance_does_not() -> None:
     assert known(window(series(1), ["r"], 120.0, 100.0)).dispersion == pytest.approx(1.0, abs=0.3)
     assert known(window(series(10), ["r"], 120.0, 100.0)).dispersion > 3
     assert known(window(steady(2.0, 3), ["r"], 3.0, 2.0)).dispersion == 1.0
+
+
+def test_the_room_for_kv_is_the_least_that_a_router_knows_of() -> None:
+    rooms = {"a": 0, "b": 70_000, "c": 60_000}
+    looks = [Look(float(t), {name: work(2.0 * t, kv_tokens=room) for name, room in rooms.items()}) for t in range(11)]
+    assert known(window(looks, rooms, 10.0, 4.0)).kv_tokens == 60_000
+    assert known(window(steady(2.0, 10), ["r"], 10.0, 4.0)).kv_tokens == 0
 
 
 def test_what_waits_is_that_of_the_last_look_and_what_is_written_the_mean() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from typing import TYPE_CHECKING, Any, get_args
@@ -72,6 +73,16 @@ def test_an_engine_that_has_less_than_foretold_is_believed() -> None:
         ours.prefilled(P[0], ours.sent(asked, P[0]), 1.0, cached=0)
     assert ours.sent(asked, P[0]).cached < 0.1 * asked.ask.prompt
     ours.prefilled(P[0], ours.sent(asked, P[0]), 1.0, cached=None)
+
+
+def test_a_decode_worker_without_room_for_the_kv_is_passed_over() -> None:
+    full, roomy = (dataclasses.replace(D[number], kv_tokens=room) for number, room in enumerate((20_000, 200_000)))
+    ours, ledger = chooser(policy="price")
+    asked = ours.asked(request(tokens=500))
+    for worker in (full, roomy):
+        ledger.admit(worker.id, 19_500)
+    assert {ours.decode(asked, [full, roomy], whole=False).id for _ in range(20)} == {roomy.id}
+    assert {ours.decode(asked, D[:2], whole=False).id for _ in range(40)} == {D[0].id, D[1].id}, "nothing is known"
 
 
 def test_policies_that_know_no_prefixes_do_not_read_prompts() -> None:

@@ -234,6 +234,30 @@ async def test_a_probe_without_an_answer_says_nothing(make_router, kit, monkeypa
     assert await probe(engine.endpoint()) is Probe.LATE
 
 
+async def test_an_engine_that_begins_to_answer_is_asked_for_its_room(make_router, kit, monkeypatch):
+    monkeypatch.setattr("twinpool.router.logic.health.SLOW_SECONDS", 0.01)
+    monkeypatch.setattr("twinpool.router.shell.probes._TIMEOUT", 0.5)
+    router = await make_router()
+    engine = await router.engine("decode")
+    info = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0\n'
+    engine.script = kit.always(kit.response(info))
+    known = []
+    prober = Prober(lambda: known.append(prober.kv_tokens("decode-0")))
+    prober.watch([engine.endpoint()])
+    await kit.until(lambda: known == [0, 16000])
+    prober.watch([])
+    assert prober.kv_tokens("decode-0") == 0
+    # One that does not say it is asked three times, and admitted all the same.
+    engine.script = kit.always(kit.response(b"vllm:num_requests_running 0.0\n"))
+    engine.requests.clear()
+    prober.watch([engine.endpoint()])
+    await kit.until(lambda: len(engine.requests) >= 8)
+    assert sum(request.target == "/metrics" for request in engine.requests) == 3
+    assert prober.admitted("decode-0")
+    assert known == [0, 16000, 0]
+    prober.close()
+
+
 async def test_the_prober_admits_and_takes_out(make_router, kit):
     router = await make_router()
     engine = await router.engine("decode")

@@ -117,6 +117,7 @@ async def test_from_start_to_drain(program, kit):
     assert (await client.answer()).body == b"".join(kit.EVENTS)
     assert await program.metric('twinpool_router_handoffs_total{outcome="remote",reason=""}') == 1
     work = (await program.page("/admin/work")).json
+    assert work["kvTokens"] == 0, "this engine does not say what it has room for"
     assert work["current"] is True
     assert (work["arrivals"]["requests"], work["waiting"], work["decoding"]) == (1, 0, 0)
     assert work["arrivals"]["prefill"] > 0

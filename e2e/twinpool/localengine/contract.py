@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from twinpool.core import protocol
 from twinpool.localengine.errors import EngineError
+from twinpool.router.logic.kv_room import KV_CACHE
 from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, OFFLOADING, SPECULATION, TIERING
 from twinpool.worker.engines.vllm.flags import CPU_DEFAULTS
 from twinpool.worker.logic.load import MARKS
@@ -78,6 +79,7 @@ def needed() -> Contract:
     flags = {flag for flag in protocol.MANAGED_FLAGS if flag != "--model"}  # its place is that of `serve MODEL`
     flags |= {"--enable-prompt-tokens-details", "--prefix-caching-hash-algo"} | {words[0] for words, _ in CPU_DEFAULTS}
     metrics = {f"vllm:{family.name}" for family in FAMILIES + SPECULATION + OFFLOADING + TIERING} | set(MARKS)
+    metrics.add(KV_CACHE)
     requests = {f"{kind}Request.{name}" for kind in ("Completion", "ChatCompletion") for name in _REQUEST_FIELDS}
     requests |= {"CompletionRequest.prompt", "ChatCompletionRequest.messages"}
     requests |= {"ChatCompletionRequest.max_completion_tokens"}

@@ -53,6 +53,8 @@ class Work:
     prefill: float = 0.0
     #: Requests at its decode workers.
     decoding: int = 0
+    #: Tokens whose KV each of its decode workers can hold; 0: not known.
+    kv_tokens: int = 0
 
 
 def read_work(document: Any) -> Work | None:
@@ -67,6 +69,7 @@ def read_work(document: Any) -> Work | None:
         int(_number(document.get("waiting"))),
         _number(document.get("prefillSeconds")),
         int(_number(document.get("decoding"))),
+        max(0, int(_number(document.get("kvTokens")))),
     )
 
 

@@ -34,7 +34,7 @@ _MOST_GROWTH = 3.0
 _LONG = 1.28
 #: Sequences that an engine runs at once where its arguments do not say (vLLM's max_num_seqs on most GPUs).
 _SEQUENCES = 256
-#: KV room is not known to the operator: batches are bound by time and by sequences alone.
+#: KV room where no router knows it: batches are then bound by time and by sequences alone.
 _ROOM = 10**12
 
 
@@ -115,7 +115,11 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
     rates, jumps = remembered(state.rates, newest, seen.start), state.jumps
     if rates[-1] is newest:
         jumps = leapt(jumps, state.rates, newest)
-    prices, promise, group = ASSUMED.scaled(learnt.step_factor), promise_of(pool), Group(_ROOM, _sequences(pool))
+    prices, promise, group = (
+        ASSUMED.scaled(learnt.step_factor),
+        promise_of(pool),
+        Group(work.kv_tokens or _ROOM, _sequences(pool)),
+    )
     growth = max(
         growth_of(work, seen.start, slope(state.rates, newest, seen.start)),
         surge(jumps, newest, since, seen.start, promise.miss),

@@ -54,6 +54,8 @@ class Window:
     waiting: int = 0
     prefill: float = 0.0
     decoding: float = 0.0
+    #: Tokens whose KV every decode worker can hold; 0: not known.
+    kv_tokens: int = 0
 
     @property
     def asked(self) -> bool:
@@ -123,6 +125,7 @@ def _judged(pieces: Sequence[_Piece], recent: Sequence[Look], covered: float) ->
         waiting=sum(work.waiting for work in recent[-1].work.values()),
         prefill=sum(work.prefill for work in recent[-1].work.values()),
         decoding=fmean(sum(work.decoding for work in look.work.values()) for look in recent),
+        kv_tokens=min((work.kv_tokens for work in recent[-1].work.values() if work.kv_tokens), default=0),
     )
 
 

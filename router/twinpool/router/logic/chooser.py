@@ -245,6 +245,7 @@ class Chooser:
                     backlog=load.backlog * factor * pace,
                     cached=cached.device,
                     held=cached.anywhere,
+                    capacity=worker.kv_tokens,
                     pace=pace,
                 )
             )

@@ -36,6 +36,8 @@ class Endpoint:
     #: Ports of its KV events and of their replay; 0: it publishes none.
     events: int = 0
     replay: int = 0
+    #: Tokens whose KV it can hold; 0: not known.
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

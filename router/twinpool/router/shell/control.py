@@ -29,7 +29,7 @@ from twinpool.router.shell.children import Child
 from twinpool.router.shell.copies import PATH, follow
 from twinpool.router.shell.discovery import PodWatch, follow_file
 from twinpool.router.shell.events import Followers
-from twinpool.router.shell.pages import books_of, entry_of, predictions_of
+from twinpool.router.shell.pages import books_of, entry_of, least_room, predictions_of
 from twinpool.router.shell.probes import Prober
 from twinpool.router.shell.secrets import read_keys
 
@@ -265,6 +265,7 @@ class Control:
             endpoint,
             id=f"{endpoint.id}+{losses}" if losses else endpoint.id,
             admitted=endpoint.wanted and self._prober.admitted(endpoint.id),
+            kv_tokens=self._prober.kv_tokens(endpoint.id),
         )
 
     # Admin pages.
@@ -356,6 +357,7 @@ class Control:
             "waiting": int(waiting),
             "prefillSeconds": sum(load.backlog for role, load in loads if role == "prefill"),
             "decoding": sum(load.requests for role, load in loads if role == "decode"),
+            "kvTokens": least_room(self._published),
         }
         return 200, JSON, json.dumps(body).encode()
 

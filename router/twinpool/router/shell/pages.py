@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.ledger import Load
@@ -24,9 +24,16 @@ def entry_of(endpoint: Endpoint, load: Load, warmth: int) -> dict[str, Any]:
         "wanted": endpoint.wanted,
         "admitted": endpoint.admitted,
         "draining": endpoint.draining,
+        "kvTokens": endpoint.kv_tokens,
         **books_of(load),
         "cachedTokensUsed": warmth,
     }
+
+
+def least_room(endpoints: Iterable[Endpoint]) -> int:
+    """Return the tokens that every admitted decode worker has KV room for, as far as known; 0: of none."""
+    known = (each.kv_tokens for each in endpoints if each.role == "decode" and each.admitted and each.kv_tokens)
+    return min(known, default=0)
 
 
 def books_of(load: Load) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _SECONDS = (
     0.001,
@@ -194,9 +194,17 @@ class Metrics:
         ]
 
 
-def render(ranks: Sequence[Metrics], model: str) -> str:
-    """Return the metrics of all ranks in Prometheus' text format (version 0.0.4); ranks are vLLM's label ``engine``."""
+def render(ranks: Sequence[Metrics], model: str, cache: Mapping[str, int] | None = None) -> str:
+    """Return the metrics of all ranks in Prometheus' text format (version 0.0.4); ranks are vLLM's label ``engine``.
+
+    ``cache`` has settings of the KV cache, which vLLM tells as labels, without the model's name.
+    """
     lines: list[str] = []
+    if cache is not None:
+        name = "vllm:cache_config_info"
+        lines += [f"# HELP {name} Information of the LLMEngine CacheConfig", f"# TYPE {name} gauge"]
+        labels = ",".join(f'{key}="{value}"' for key, value in cache.items())
+        lines += [f'{name}{{{labels},engine="{number}"}} 1.0' for number in range(len(ranks))]
     for family in ranks[0].families:
         name = f"vllm:{family.name}{'_total' if family.kind == 'counter' else ''}"
         lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]

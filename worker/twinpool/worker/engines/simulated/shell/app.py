@@ -131,7 +131,10 @@ class App:
     # The rest
 
     def _metrics(self, exchange: Exchange) -> None:
-        text = render([rank.engine.metrics for rank in self._ranks], self._settings.models[0])
+        # As in vLLM, each rank tells the blocks of all.
+        limits = self._ranks[0].engine.limits
+        cache = {"block_size": limits.block_size, "num_gpu_blocks": limits.kv_blocks * len(self._ranks)}
+        text = render([rank.engine.metrics for rank in self._ranks], self._settings.models[0], cache)
         exchange.respond(200, text.encode(), _TEXT)
 
     def _models(self, exchange: Exchange) -> None:
