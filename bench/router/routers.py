@@ -69,8 +69,8 @@ def _engine(stack: ExitStack, made: Engine, chunks: int, pause: float, count: in
     return made
 
 
-def ours(stack: ExitStack, engines: Engines, policy: Policy, spans: int) -> Running:
-    """Start our router; ``spans`` is the port of what takes them."""
+def ours(stack: ExitStack, engines: Engines, policy: Policy, spans: int, processes: int = 1) -> Running:
+    """Start our router with so many data processes; ``spans`` is the port of what takes spans."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
     keys = folder / "keys"
     keys.mkdir()
@@ -91,7 +91,7 @@ def ours(stack: ExitStack, engines: Engines, policy: Policy, spans: int) -> Runn
     )
     port, admin = free_port(), free_port()
     argv = [sys.executable, "-m", "twinpool.router", "--endpoints", str(listed), "--api-keys", str(keys)]
-    argv += ["--port", str(port), "--admin-port", str(admin), "--lame-duck", "0"]
+    argv += ["--port", str(port), "--admin-port", str(admin), "--lame-duck", "0", "--workers", str(processes)]
     env = {ROUTER_CONFIG_ENV: config.to_json()}
     pid = stack.enter_context(started(argv, host=HOST, port=port, env=env))
     _until_answering(port)
