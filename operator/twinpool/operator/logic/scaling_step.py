@@ -115,11 +115,8 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
     rates, jumps = remembered(state.rates, newest, seen.start), state.jumps
     if rates[-1] is newest:
         jumps = leapt(jumps, state.rates, newest)
-    prices, promise, group = (
-        ASSUMED.scaled(learnt.step_factor),
-        promise_of(pool),
-        Group(work.kv_tokens or _ROOM, _sequences(pool)),
-    )
+    prices, promise = ASSUMED.scaled(learnt.step_factor), promise_of(pool)
+    group = Group(work.kv_tokens or _ROOM, _sequences(pool))
     growth = max(
         growth_of(work, seen.start, slope(state.rates, newest, seen.start)),
         surge(jumps, newest, since, seen.start, promise.miss),
