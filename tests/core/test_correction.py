@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinpool.core.correction import Correction, learn
+from twinpool.core.correction import Correction
 
 seconds = st.floats(0.001, 1000)
 
 
-def after(samples, start=Correction()):  # noqa: B008 - frozen
+def after(samples):
+    learnt = Correction()
     for predicted, observed in samples:
-        start = learn(start, predicted, observed)
-    return start
+        learnt.learn(predicted, observed)
+    return learnt
 
 
 @given(factor=st.floats(0.05, 20))
@@ -29,8 +30,7 @@ def test_one_stall_in_twenty_moves_it_little():
 
 @given(st.lists(st.tuples(seconds, seconds), max_size=50), seconds, seconds)
 def test_each_sample_moves_it_by_a_bounded_step_and_never_out_of_bounds(samples, predicted, observed):
-    before = after(samples)
-    moved = learn(before, predicted, observed)
+    before, moved = after(samples), after([*samples, (predicted, observed)])
     assert abs(moved.log_factor - before.log_factor) <= math.log(2) / 2 + 1e-9
     assert 1 / 64.001 <= moved.factor <= 64.001
 
@@ -38,4 +38,5 @@ def test_each_sample_moves_it_by_a_bounded_step_and_never_out_of_bounds(samples,
 @pytest.mark.parametrize(("predicted", "observed"), [(0.0, 1.0), (1.0, 0.0), (1.0, math.inf), (1.0, math.nan)])
 def test_a_sample_without_a_time_says_nothing(predicted, observed):
     known = Correction(0.3, 7)
-    assert learn(known, predicted, observed) is known
+    known.learn(predicted, observed)
+    assert known == Correction(0.3, 7)

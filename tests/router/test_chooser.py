@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from msgspec.structs import replace
 
+from twinpool.core.economics import ASSUMED
 from twinpool.core.protocol import Policy, RouterConfig
 from twinpool.router.logic.chooser import Asked, Chooser, Work
 from twinpool.router.logic.endpoints import Endpoint
@@ -226,6 +227,7 @@ def test_a_worker_that_takes_longer_than_others_gets_less() -> None:
     assert ours.foresight.pace("p0") > 2
     assert ours.foresight.pace("p1") < 1.2
     assert ours.foresight.pace("unknown") == 1
+    assert ours.foresight.prices.token == pytest.approx(ASSUMED.token * ours.foresight.prefill.factor, rel=0.005)
     assert {ours.prefill(asked, P).id for _ in range(60)} == {"p1", "p2", "p3"}
     assert ours.foresight.state()["p0"][1] == 100
     ours.keep({"p1"})

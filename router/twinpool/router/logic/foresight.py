@@ -7,10 +7,12 @@ until the first token, and of single workers beside the others (a GPU that is th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from twinpool.core.correction import Correction, learn
+from twinpool.core.correction import Correction
 from twinpool.core.economics import ASSUMED
 
 if TYPE_CHECKING:
@@ -22,6 +24,20 @@ if TYPE_CHECKING:
 #: breaker's business.
 _SAMPLES: Final = 16
 _LEAST, _MOST = 0.25, 4.0
+#: Prices are told apart by factors in steps of 1/128 of the logarithm (0.8 %): the same few come again and again, where
+#: making them anew for each request cost more than the choice.
+_STEPS: Final = 128
+
+
+@lru_cache(maxsize=1024)
+def _prices(prefill: int, handoff: int) -> Prices:
+    """Return the model's prices, corrected by factors that are given in steps."""
+    factor = math.exp(handoff / _STEPS)
+    return replace(
+        ASSUMED.scaled(math.exp(prefill / _STEPS)),
+        pull_setup=ASSUMED.pull_setup * factor,
+        pull_token=ASSUMED.pull_token * factor,
+    )
 
 
 @dataclass(slots=True)
@@ -33,33 +49,37 @@ class Foresight:
     workers: dict[str, Correction] = field(default_factory=dict)
     #: The model's prices, corrected.
     prices: Prices = ASSUMED
+    #: Of workers that are told from others, how many times as long as others they take.
+    _paces: dict[str, float] = field(default_factory=dict)
 
     def pace(self, worker: str) -> float:
         """Return how many times as long as others a worker takes; 1 until enough is known of it."""
-        known = self.workers.get(worker)
-        if known is None or known.samples < _SAMPLES:
-            return 1.0
-        return max(_LEAST, min(_MOST, known.factor))
+        return self._paces.get(worker, 1.0)
 
     def prefilled(self, worker: str, predicted: float, observed: float, *, typical: bool = True) -> None:
         """A prefill that the bare model foretold to take ``predicted`` seconds, queueing included, took ``observed``.
 
         One that is not ``typical``, such as on a worker that writes answers meanwhile, says nothing of others.
         """
-        known = self.workers.get(worker, Correction())
-        self.workers[worker] = learn(known, predicted * self.prefill.factor, observed)
+        known = self.workers.get(worker)
+        if known is None:
+            known = self.workers[worker] = Correction()
+        known.learn(predicted * self.prefill.factor, observed)
+        if known.samples >= _SAMPLES:
+            self._paces[worker] = max(_LEAST, min(_MOST, known.factor))
         if typical:
-            self.prefill = learn(self.prefill, predicted, observed)
-        self._price()
+            self.prefill.learn(predicted, observed)
+            self._price()
 
     def handed_over(self, pull: float, observed: float) -> None:
         """The first token came ``observed`` seconds after a handoff whose bare pull was foretold to take ``pull``."""
-        self.handoff = learn(self.handoff, pull, observed)
+        self.handoff.learn(pull, observed)
         self._price()
 
     def keep(self, known: Container[str]) -> None:
         """Forget workers that are gone."""
         self.workers = {worker: learnt for worker, learnt in self.workers.items() if worker in known}
+        self._paces = {worker: pace for worker, pace in self._paces.items() if worker in known}
 
     def state(self) -> dict[str, tuple[float, int]]:
         """Return factor and number of samples of all that is learnt: prefill, handoff, and workers by their id."""
@@ -67,9 +87,4 @@ class Foresight:
         return {name: (learnt.factor, learnt.samples) for name, learnt in every.items()}
 
     def _price(self) -> None:
-        factor = self.handoff.factor
-        self.prices = replace(
-            ASSUMED.scaled(self.prefill.factor),
-            pull_setup=ASSUMED.pull_setup * factor,
-            pull_token=ASSUMED.pull_token * factor,
-        )
+        self.prices = _prices(round(self.prefill.log_factor * _STEPS), round(self.handoff.log_factor * _STEPS))
