@@ -110,12 +110,30 @@ def test_an_engine_that_contradicts_its_events_is_estimated_until_they_agree_aga
     assert not ours.exact.trusted("p2")
     assert ours.sent(asked, P[2]).cached < 1600
     assert ours.sent(asked, P[2]).sure == 1600, "still compared"
-    for _ in range(8):
+    for _ in range(16):
         assert ours.prefilled(P[2], ours.sent(asked, P[2]), 1.0, cached=1600) is True
     assert ours.sent(asked, P[2]).cached == 1600
     assert ours.prefilled(P[2], ours.sent(asked, P[2]), 1.0, cached=None) is None
     ours.keep({"p0"})
     assert ours.exact.trusted("p2")
+
+
+def test_new_prompts_do_not_outvote_the_reports_that_contradict_events() -> None:
+    view = ExactView()
+    view.rely(16, {"p0"})
+    for _ in range(16):
+        view.judge("p0", 16, 0)
+        for _ in range(9):
+            assert view.judge("p0", 0, 0), "right, and says nothing of events"
+    assert not view.trusted("p0")
+
+
+def test_one_prediction_in_ten_may_fail() -> None:
+    view = ExactView()
+    view.rely(16, {"p0"})
+    for turn in range(200):
+        view.judge("p0", 64, 0 if turn % 10 == 9 else 64)
+        assert view.trusted("p0")
 
 
 def test_an_engine_computes_the_last_token_and_shares_whole_blocks() -> None:

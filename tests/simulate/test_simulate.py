@@ -27,7 +27,7 @@ from twinpool.simulate.engines import DecodeWorker, Job, PrefillWorker
 from twinpool.simulate.pool import Setup, simulate
 from twinpool.simulate.rules import RULES, Seen
 from twinpool.simulate.traces import Request
-from twinpool.simulate.views import Kind
+from twinpool.simulate.views import Events, Kind, View
 from twinpool.simulate.whatif import Variant, demand, planned, run
 
 if TYPE_CHECKING:
@@ -184,6 +184,24 @@ def test_rules_differ_where_they_must() -> None:
 
 def seen(*candidates: Candidate, uncached: Sequence[float] = (0.0, 0.0)) -> Seen:
     return Seen(Ask(1000, 10), candidates, uncached, PLAIN, turn=0, rng=rng())
+
+
+def test_a_router_estimates_a_worker_that_contradicts_its_events() -> None:
+    events = Events("exact", Clock(), rng())
+    tell, ours, sibling = events.listener("p0"), View(events), View(events)
+    assert tell is not None
+    tell([1, 2], True)
+    assert ours.cached([1, 2, 3], ["p0", "p1"]) == {"p0": 2 * traces.BLOCK_TOKENS}
+    sure = ours.sent("p0", [1, 2])
+    assert sure == 2 * traces.BLOCK_TOKENS
+    assert ours.sent("p1", [7, 8]) == 0
+    assert ours.sent("p1", [7, 8]) is None, "what is only expected foretells nothing"
+    for _ in range(30):
+        ours.reported("p0", sure, sure, 0)
+    assert ours.cached([1, 2, 3], ["p0"]) == {"p0": int(2 * traces.BLOCK_TOKENS * 0.05)}, "no trust ends altogether"
+    assert sibling.cached([1, 2, 3], ["p0"]) == {"p0": 2 * traces.BLOCK_TOKENS}, "each judges by what it sent"
+    ours.reported("p1", 0, None, 0)
+    assert Events("approximate", Clock(), rng()).listener("p0") is None
 
 
 def test_published_rules_give_a_prefix_up_when_it_costs_too_much() -> None:

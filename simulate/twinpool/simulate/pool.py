@@ -14,7 +14,7 @@ from twinpool.simulate.clock import Clock
 from twinpool.simulate.engines import DecodeWorker, Job, Link, PrefillWorker
 from twinpool.simulate.rules import OURS, RULES, Seen
 from twinpool.simulate.traces import BLOCK_TOKENS
-from twinpool.simulate.views import View
+from twinpool.simulate.views import Events, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ class Router:
         #: By how much the own books are multiplied.
         self._share = setup.routers if setup.exchange is None else 1
         # Events tell everybody of every cache; what was learnt from one's own requests nobody else knows.
-        self._view = pool.view if setup.index != "approximate" else View(setup.index, pool.clock, self._rng)
+        self._view = View(pool.events)
 
     def listen(self, routers: Sequence[Router]) -> None:
         """Hear what all others have now."""
@@ -130,12 +130,12 @@ class Router:
         books, worker, name = self._prefill[place], self._pool.prefill[place], self._pool.prefill_names[place]
         seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
         wait = books.seconds * self._share + self._prefill_elsewhere[place].seconds + seconds
-        self._view.sent(name, job.request.blocks, wait)
+        sure = self._view.sent(name, job.request.blocks, wait)
         _add(books, 1, ask.prompt, ask.prompt - cached, seconds)
 
         def prefilled() -> None:
             _add(books, -1, -ask.prompt, cached - ask.prompt, -seconds)
-            self._view.reported(name, cached, job.hit)
+            self._view.reported(name, cached, sure, job.hit)
             self._start_decode(job, ask, worker)
 
         job.prefilled = prefilled
@@ -160,14 +160,14 @@ class Router:
     def _whole(self, job: Job, ask: Ask, candidates: Sequence[Candidate], writing: Sequence[float]) -> None:
         chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng, writing)
         books, name = self._decode[chosen.place], self._pool.decode_names[chosen.place]
-        self._view.sent(name, job.request.blocks)
+        sure = self._view.sent(name, job.request.blocks)
         cached = candidates[chosen.place].cached
         seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
         _add(books, 1, ask.prompt + ask.output, 0, seconds)
 
         def prefilled() -> None:
             _add(books, 0, 0, 0, -seconds)
-            self._view.reported(name, cached, job.hit)
+            self._view.reported(name, cached, sure, job.hit)
 
         job.prefilled = prefilled
         job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
@@ -206,12 +206,12 @@ class Pool:
 
     def __init__(self, setup: Setup, clock: Clock) -> None:
         self.clock = clock
-        self.view = View(setup.index, clock, Random(setup.seed))  # noqa: S311 - loses events
+        self.events = Events(setup.index, clock, Random(setup.seed))  # noqa: S311 - loses events
         self.prefill_names = [f"p{number}" for number in range(setup.prefill)]
         self.decode_names = [f"d{number}" for number in range(setup.decode)]
         blocks = setup.prefill_cache // BLOCK_TOKENS
         self.prefill = [
-            PrefillWorker(clock, setup.prices, Cache(blocks, self.view.listener(name))) for name in self.prefill_names
+            PrefillWorker(clock, setup.prices, Cache(blocks, self.events.listener(name))) for name in self.prefill_names
         ]
         # What a decode worker does not need for sequences holds the blocks of those that ended: half, on average.
         half, prices = setup.decode_capacity // BLOCK_TOKENS // 2, setup.decode_prices or setup.prices
@@ -220,7 +220,7 @@ class Pool:
                 clock,
                 prices,
                 setup.decode_capacity,
-                Cache(half, self.view.listener(name)),
+                Cache(half, self.events.listener(name)),
                 Link() if setup.both_links else None,
             )
             for name in self.decode_names

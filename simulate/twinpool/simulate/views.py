@@ -2,7 +2,8 @@
 
 Three kinds. ``exact``: every event at once. ``late``: events come seconds late, and some never. ``approximate``: no
 events; learnt from where prompts went, and discounted by the cached tokens that workers report. With events too, what
-was just sent somewhere counts as held there for a while.
+was just sent somewhere counts as held there for a while, and a worker that reports other cached tokens than its events
+foretold is estimated as if it had none, as the router does it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from twinpool.router.logic.index_approximate import ApproximateIndex
 from twinpool.router.logic.index_events import REMOVED, STORED, Event
-from twinpool.router.logic.index_exact import ExactIndex, Holder
+from twinpool.router.logic.index_exact import ExactIndex, Held, Holder
+from twinpool.router.logic.index_view import ExactView
 from twinpool.simulate.traces import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -28,53 +30,78 @@ LOST = 0.1
 
 #: Entries of the simulated index: more than all workers of a pool hold.
 _CAPACITY = 2**17
+_NONE = Held(0, 0)
 
 
-class View:
-    """The index of one pool; workers by name."""
+class Events:
+    """The index of one pool that follows its workers' events; all routers see the same."""
 
     def __init__(self, kind: Kind, clock: Clock, rng: Random) -> None:
-        self._kind = kind
-        self._clock = clock
+        self.kind = kind
+        self.clock = clock
+        self.index = ExactIndex(_CAPACITY)
         self._rng = rng
-        self._exact = ExactIndex(_CAPACITY)
-        self._approximate = ApproximateIndex(_CAPACITY)
 
     def listener(self, worker: str) -> Callable[[list[int], bool], None] | None:
         """Return what the cache of ``worker`` tells of its blocks, or None when nothing listens."""
-        if self._kind == "approximate":
+        if self.kind == "approximate":
             return None
         holder = Holder(worker)
 
         def apply(blocks: list[int], came: bool) -> None:
             # Block 0 is a block of a trace; 0 is no key.
-            self._exact.apply(holder, (Event(STORED if came else REMOVED, [block + 1 for block in blocks], "GPU"),))
+            self.index.apply(holder, (Event(STORED if came else REMOVED, [block + 1 for block in blocks], "GPU"),))
 
         def later(blocks: list[int], came: bool) -> None:
             heard = [block for block in blocks if self._rng.random() >= LOST]
-            self._clock.at(self._clock.now + LAG, lambda: apply(heard, came))
+            self.clock.at(self.clock.now + LAG, lambda: apply(heard, came))
 
-        return later if self._kind == "late" else apply
+        return later if self.kind == "late" else apply
 
-    def sent(self, worker: str, blocks: Sequence[int], wait: float = 0.0) -> None:
-        """A prompt went to ``worker``, where it is expected to be read in ``wait`` seconds."""
+
+class View:
+    """What one router believes; workers by name."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._approximate = ApproximateIndex(_CAPACITY)
+        self._agreement = ExactView()
+        self._agreement.rely(BLOCK_TOKENS, ())
+
+    def sent(self, worker: str, blocks: Sequence[int], wait: float = 0.0) -> int | None:
+        """A prompt went to ``worker``, where it is expected to be read in ``wait`` seconds.
+
+        Return the tokens that it has there by events alone; None when they do not say.
+        """
         keys = [block + 1 for block in blocks]
-        if self._kind == "approximate":
-            self._approximate.learn(keys, worker)
-        else:
-            self._exact.expect(Holder(worker), keys, self._clock.now, wait)
+        self._approximate.learn(keys, worker)
+        if self._events.kind == "approximate":
+            return None
+        holder = Holder(worker)
+        held = self._events.index.leading(keys).get(holder, _NONE)
+        self._events.index.expect(holder, keys, self._events.clock.now, wait)
+        return held.device * BLOCK_TOKENS if held.expected <= held.device else None
 
-    def reported(self, worker: str, foretold: int, cached: int) -> None:
-        """The worker said how many prompt tokens it had."""
-        if self._kind == "approximate":
-            self._approximate.report(worker, foretold, cached)
+    def reported(self, worker: str, foretold: int, sure: int | None, cached: int) -> None:
+        """The worker said how many prompt tokens it had; ``sure`` is what :meth:`sent` returned."""
+        self._approximate.report(worker, foretold, cached)
+        if sure is not None:
+            self._agreement.judge(worker, sure, cached)
 
     def cached(self, blocks: Sequence[int], workers: Sequence[str]) -> dict[str, int]:
         """Return the prompt tokens that each worker is believed to hold."""
         keys = [block + 1 for block in blocks]
-        if self._kind == "approximate":
-            found = self._approximate.leading(keys, workers)
-            return {worker: int(depth * BLOCK_TOKENS) for worker, depth in found.items()}
-        self._exact.expire(self._clock.now)
-        by_holder = self._exact.leading(keys).items()
-        return {holder.endpoint: max(held.device, held.expected) * BLOCK_TOKENS for holder, held in by_holder}
+        if self._events.kind == "approximate":
+            return self._estimated(keys, workers)
+        self._events.index.expire(self._events.clock.now)
+        by_holder = self._events.index.leading(keys).items()
+        told = {holder.endpoint: max(held.device, held.expected) * BLOCK_TOKENS for holder, held in by_holder}
+        doubtful = [worker for worker in workers if not self._agreement.trusted(worker)]
+        if doubtful:
+            for worker in doubtful:
+                told.pop(worker, None)
+            told.update(self._estimated(keys, doubtful))
+        return told
+
+    def _estimated(self, keys: Sequence[int], workers: Sequence[str]) -> dict[str, int]:
+        return {w: int(depth * BLOCK_TOKENS) for w, depth in self._approximate.leading(keys, workers).items()}

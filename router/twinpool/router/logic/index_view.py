@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_BLOCKS: Final = 2048
 #: Share of the distance to the last report that agreement goes, and the least with which a worker is relied on.
 _WEIGHT: Final = 0.1
-_LEAST: Final = 0.5
+_LEAST: Final = 0.8
 
 
 class Cached(msgspec.Struct, frozen=True):
@@ -76,6 +76,7 @@ class ExactView:
     def judge(self, worker: str, foretold: int, reported: int) -> bool:
         """Compare what was foretold with what the engine reports; return whether they agree within a block."""
         right = abs(foretold - reported) < max(self.size, 1)
-        before = self._agreement.get(worker, 1.0)
-        self._agreement[worker] = before + _WEIGHT * (right - before)
+        if foretold or reported:  # most prompts are new, and that one was says nothing
+            before = self._agreement.get(worker, 1.0)
+            self._agreement[worker] = before + _WEIGHT * (right - before)
         return right
