@@ -103,7 +103,9 @@ class Chooser:
         if not self._aware:
             return Asked(ask)
         # A body without room for a block has no text of one.
-        keys = chain(text_of(request.fields, request.adapter)) if len(request.body) > BLOCK_BYTES else ()
+        keys = (
+            chain(text_of(request.fields, request.adapter, request.shrunk)) if len(request.body) > BLOCK_BYTES else ()
+        )
         # Engines name an adapter's blocks by it too, which is not done here.
         ids = prompt_ids(request.fields) if self.exact.size and not request.adapter else None
         if ids is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 if TYPE_CHECKING:
     from twinpool.router.logic.request import Fields
 
@@ -36,11 +38,13 @@ def _block_ends() -> tuple[int, ...]:
 _ENDS: Final = _block_ends()
 
 
-def text_of(fields: Fields, adapter: str = "") -> bytes:
+def text_of(fields: Fields, adapter: str = "", shrunk: bytes = b"") -> bytes:
     """Return the text that decides which KV a request needs; empty when it has none.
 
-    KV of one LoRA ``adapter`` is of no use to the model or another one.
+    KV of one LoRA ``adapter`` is of no use to the model or another one. ``shrunk`` stands for messages with media.
     """
+    if shrunk:
+        fields = {**fields, "messages": msgspec.Raw(shrunk)}
     parts = [bytes(fields[name]) for name in _PARTS if name in fields]
     if adapter:
         parts.insert(0, adapter.encode())

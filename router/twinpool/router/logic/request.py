@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec.structs import replace
 
+from twinpool.router.logic import media
 from twinpool.router.logic.errors import Refusal, Refused
 
 Fields = dict[str, msgspec.Raw]
@@ -87,6 +88,8 @@ class Request(msgspec.Struct, frozen=True):
     priority: int = 0
     #: The model is this LoRA adapter, whose KV is its own.
     adapter: str = ""
+    #: The messages with stand-ins for images and recordings, where there are some.
+    shrunk: bytes = b""
 
 
 def read(route: Route, body: bytes) -> Request:
@@ -111,6 +114,11 @@ def read(route: Route, body: bytes) -> Request:
     if route is Route.RESPONSES:
         _refuse_stored(fields)
     split_by_route = route is Route.CHAT or route is Route.COMPLETIONS
+    size, shrunk = len(body), b""
+    if size > media.STRIDE and "messages" in fields and media.likely(body):
+        messages = bytes(fields["messages"])
+        shrunk = media.shrunk(messages)
+        size -= len(messages) - len(shrunk) if shrunk else 0
     return Request(
         body=body,
         fields=fields,
@@ -118,10 +126,11 @@ def read(route: Route, body: bytes) -> Request:
         splittable=(
             split_by_route and (not rare or _one_sequence(fields)) and (route is Route.CHAT or _one_prompt(fields))
         ),
-        prompt_tokens=len(body) // BYTES_PER_TOKEN + 1,
+        prompt_tokens=size // BYTES_PER_TOKEN + 1,
         output_tokens=_output_tokens(fields) if split_by_route or route in _GENERATING else 0,
         stream="stream" in fields and bytes(fields["stream"]) == b"true",
         priority=_priority(fields),
+        shrunk=shrunk,
     )
 
 
