@@ -9,6 +9,7 @@ from twinpool.core.managed import refuse_managed
 from twinpool.core.protocol import MANAGED_FLAGS, WorkerConfig
 from twinpool.localengine.pod import worker_config
 from twinpool.worker.engines.command import Place, Pod, behind_preflight, redacted, wants_preflight
+from twinpool.worker.engines.render import render_command
 from twinpool.worker.engines.select import engine_command
 
 POD = Pod("10.0.0.7", "p-0", "uid", "default")
@@ -324,3 +325,25 @@ def test_adapters_are_loaded_at_the_start(engine):
     assert "--enable-lora" in argv
     many = command(engine=engine, adapters=tuple(f"a{n}=org/a" for n in range(12))).argv
     assert value_of(many, "--max-loras") == "8"
+
+
+def test_a_renderer_names_the_workers_model_and_gets_the_engines_arguments():
+    settings = config(model_revision="abc", max_model_len=4096, kv_events=True, connector="nixl", args=("--seed=0",))
+    got = render_command(settings, POD, {"A": "1", "VLLM_PORT": "tcp://10.0.0.1", "TWINPOOL_WORKER": "{}"}, "python3")
+    argv = " ".join(got.argv)
+    assert argv.startswith("/opt/venv/bin/python -m vllm.entrypoints.cli.main launch render /models/m ")
+    assert argv.endswith(" --host 10.0.0.7 --port 8000 --max-model-len 4096 --seed=0")
+    assert (value_of(got.argv, "--served-model-name"), value_of(got.argv, "--revision")) == ("org/model", "abc")
+    assert got.environment == {"A": "1"}
+
+
+def test_a_simulated_renderer_is_run_by_the_launchers_own_interpreter():
+    argv = render_command(config(engine="simulated"), POD, {}, "/usr/bin/python3").argv
+    assert argv[:5] == ("/usr/bin/python3", "-m", "twinpool.worker", "simulate", "--enable-scale-out")
+    assert value_of(argv, "--model") == "org/model"
+    assert "--max-model-len" not in argv
+
+
+def test_a_renderer_refuses_the_flags_that_workers_refuse():
+    with pytest.raises(InvalidValue, match="--port"):
+        render_command(config(args=("--port=1",)), POD, {}, "python3")

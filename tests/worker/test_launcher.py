@@ -516,3 +516,40 @@ def test_weights_have_the_startup_timeout(fetching):
     launcher = start(startup_timeout=4.0)
     assert launcher.end() == 1
     assert "not within the startup timeout of 4 s" in launcher.termination()
+
+
+def render(folder, **config):
+    """Run ``twinpool-worker render`` with an interpreter that only says what it was asked for."""
+    python = folder / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    settings = {"pool": "p", "namespace": "n", "role": "decode", "revision": "r", "engine": "vllm", "model": "m"}
+    told = WorkerConfig(**{**settings, "model_path": str(folder), "python": str(python), **config})
+    environment = {**os.environ, "POD_IP": "127.0.0.1", "TWINPOOL_WORKER": told.to_json()}
+    environment["TWINPOOL_TERMINATION_LOG"] = str(folder / "termination")
+    ran = subprocess.run(
+        [sys.executable, "-m", "twinpool.worker", "render"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def test_a_renderer_takes_the_place_of_the_launcher(tmp_path):
+    code, out, said = render(tmp_path)
+    assert code == 0
+    assert out.startswith(f"-m vllm.entrypoints.cli.main launch render {tmp_path} --served-model-name m ")
+    assert "starting " in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"python": "/no/such/python"}, "set engine.python"), ({"model_path": "/no"}, "does not exist")],
+)
+def test_a_renderer_that_cannot_start_says_why(tmp_path, changes, words):
+    code, _, said = render(tmp_path, **changes)
+    assert code == 1
+    assert words in said
+    assert words in (tmp_path / "termination").read_text()

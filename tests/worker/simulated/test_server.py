@@ -382,3 +382,27 @@ async def test_ranks_publish_events_on_ports_that_count_up(engines):
             await engine.complete(f"{number} " + "one two three four " * 20, max_tokens=1, headers=headers)
         _, _, payload = await sub.recv_multipart()
         assert msgspec.msgpack.decode(payload)[2] == 1
+
+
+async def test_a_renderer_gives_the_tokens_that_the_engine_would_read(engines):
+    renderer, engine = await engines("--enable-scale-out"), await engines()
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 8}
+    _, rendered = await renderer.post("/v1/chat/completions/render", chat)
+    _, answer = await engine.post("/v1/chat/completions", {**chat, "return_token_ids": True})
+    assert rendered["token_ids"] == answer["prompt_token_ids"]
+    _, (completion,) = await renderer.post("/v1/completions/render", {"model": "m", "prompt": "hello there"})
+    assert completion["token_ids"] == (await engine.post("/tokenize", {"prompt": "hello there"}))[1]["tokens"]
+    assert (await engine.post("/v1/completions/render", {"model": "m", "prompt": "x"}))[0] == 404
+    assert (await renderer.post("/v1/completions/render", {"model": "other", "prompt": "x"}))[0] == 404
+
+
+async def test_a_chat_with_the_tokens_of_its_messages_is_not_read_again(engines):
+    engine = await engines()
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "return_token_ids": True}
+    _, given = await engine.post("/v1/chat/completions", {**chat, "kv_transfer_params": {"prompt_token_ids": [7, 8]}})
+    assert given["prompt_token_ids"] == [7, 8]
+    assert given["usage"]["prompt_tokens"] == 2
+    status, refused = await engine.post(
+        "/v1/chat/completions", {**chat, "kv_transfer_params": {"prompt_token_ids": ["7"]}}
+    )
+    assert (status, refused["error"]["param"]) == (400, "kv_transfer_params.prompt_token_ids")

@@ -14,7 +14,7 @@ from twinpool.core.protocol import WorkerConfig
 from twinpool.worker.release import version
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,17 +30,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _inject(options.directory)
     if options.command == "weights":
         return _weights(options.file)
+    if options.command == "render":
+        return _serve(_renderer)
     if options.command == "preflight-rank":
         return _preflight_rank(options)
     if options.command == "preflight":
         return _preflight(options)
-    return _run()
+    return _serve(_worker)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="twinpool-worker", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("run", help=f"run the engine that {protocol.WORKER_CONFIG_ENV} describes, as PID 1 of its pod")
+    commands.add_parser("render", help="be the renderer of the pool: texts and chats in, token ids out")
     inject = commands.add_parser("inject", help="write the launcher, one file, into a directory")
     inject.add_argument("directory", type=Path, help="an existing directory that the engine's container mounts")
     # Only for the help text: its own arguments are parsed by the engine.
@@ -119,9 +122,20 @@ def _config() -> WorkerConfig:
     return WorkerConfig.from_json(text)
 
 
-def _run() -> int:
-    from twinpool.worker.shell.host import log, write_termination_message
+def _worker(config: WorkerConfig) -> int:
     from twinpool.worker.shell.launcher import run
+
+    return run(config)
+
+
+def _renderer(config: WorkerConfig) -> int:
+    from twinpool.worker.shell.renderer import become
+
+    return become(config, os.environ)
+
+
+def _serve(run: Callable[[WorkerConfig], int]) -> int:
+    from twinpool.worker.shell.host import log, write_termination_message
 
     try:
         return run(_config())

@@ -98,8 +98,11 @@ def _scratch(*, wanted: bool) -> Path | None:
         ) from None
 
 
-def _cannot_start(program: str, error: OSError) -> str:
-    return f"cannot start {program!r}: {error.strerror} - set engine.python to an interpreter of the image"
+def cannot_start(program: str, error: OSError) -> InvalidValue:
+    """Return what to say when the program of an engine or a renderer is not there."""
+    return InvalidValue(
+        f"cannot start {program!r}: {error.strerror}", "set engine.python to an interpreter of the image"
+    )
 
 
 def write_termination_message(message: str, environment: Mapping[str, str]) -> None:
@@ -215,7 +218,7 @@ class Host(ABC):
         try:
             self._process = process.EngineProcess(Command(argv, self._environment, on_cpu=True))
         except OSError as error:
-            return Quit(1, _cannot_start(argv[0], error))
+            return Quit(1, str(cannot_start(argv[0], error)))
         limit = self._config.startup_timeout
         deadline = time.monotonic() + limit
         while (code := self._reaped()) is None:
@@ -320,7 +323,7 @@ class Host(ABC):
             self._process = process.EngineProcess(command)
         except OSError as error:
             self._process = None
-            self._inbox.put(failed(_cannot_start(command.argv[0], error)))
+            self._inbox.put(failed(str(cannot_start(command.argv[0], error))))
         self._publish(self._snapshot.state)
 
     def _stop(self, *, force: bool) -> None:

@@ -64,6 +64,8 @@ class Settings:
     mixture: Mixture | None = None
     #: Ranks with an engine each, all in this process.
     data_parallel: int = 1
+    #: Whether it turns texts and chats into token ids for others, as vLLM's renderer does.
+    renders: bool = False
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -102,6 +104,7 @@ def parse(argv: Sequence[str]) -> Settings:
         events=_events(args.kv_events_config),
         faults=faults.parse(args.fault),
         data_parallel=args.data_parallel_size,
+        renders=args.enable_scale_out,
         tiers=_tiers(args, pace.transfer_bytes(1, args.block_size)),
         loading=args.kv_load,
         mixture=_mixture(args),
@@ -214,6 +217,7 @@ def _add_identity(result: argparse.ArgumentParser) -> None:
     add("--port", type=_port, default=protocol.ENGINE_PORT)
     add("--role", choices=("prefill", "decode", "aggregated"), default="aggregated", help="shown in the log only")
     add("--model", "--served-model-name", nargs="+", required=True, metavar="NAME", help="ids that clients ask for")
+    add("--enable-scale-out", action="store_true", help="answer .../render with token ids, as vLLM's renderer does")
     add("--enable-lora", action="store_true", help="serve adapters, which answer like the model")
     add("--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help="nothing is read from there")
     add("--max-loras", type=_count, default=1, metavar="N", help="accepted; changes nothing")

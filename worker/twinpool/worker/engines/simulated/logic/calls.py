@@ -93,7 +93,7 @@ def parse(kind: Kind, body: object, served: Served) -> Call:
         raise Refused("The body must be a JSON object.")
     model = named_model(body, served)
     limit = served.max_model_len
-    prompts = (_chat_prompt(body, limit),) if kind == "chat" else _completion_prompts(body, limit)
+    prompts = (_given_ids(body) or _chat_prompt(body, limit),) if kind == "chat" else _completion_prompts(body, limit)
     stream = _field(body, "stream", bool, False)
     options = _field(body, "stream_options", dict, None)
     if options is not None and not stream:
@@ -153,6 +153,13 @@ def prompt_of(body: Body) -> tuple[int, ...]:
 def tokens_of(body: Body) -> tuple[int, ...]:
     """Return the tokens of a ``/detokenize`` body."""
     return _token_ids(body.get("tokens"), "tokens")
+
+
+def _given_ids(body: Body) -> tuple[int, ...]:
+    """Return the tokens of a chat that somebody rendered before; none where nobody did."""
+    parameters = body.get("kv_transfer_params")
+    ids = parameters.get("prompt_token_ids") if isinstance(parameters, dict) else None
+    return () if ids is None else _token_ids(ids, "kv_transfer_params.prompt_token_ids")
 
 
 def _chat_prompt(body: Body, limit: int | None = None) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 VERSION = "0.32.0+simulated"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_PATHS: dict[calls.Kind, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 #: What a client's request id may hold to become part of ours.
 _REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,256}$")
 
@@ -49,12 +50,14 @@ class App:
             "/load": ("GET", lambda exchange: _json(exchange, {"server_load": len(self._running)})),
             "/metrics": ("GET", self._metrics),
             "/v1/models": ("GET", self._models),
-            "/v1/chat/completions": ("POST", lambda exchange: self._complete("chat", exchange)),
-            "/v1/completions": ("POST", lambda exchange: self._complete("completions", exchange)),
+            **{path: ("POST", functools.partial(self._complete, kind)) for kind, path in _PATHS.items()},
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
             "/reset_prefix_cache": ("POST", self._reset_prefix_cache),
         }
+        if settings.renders:
+            for kind, path in _PATHS.items():
+                self._routes[f"{path}/render"] = ("POST", functools.partial(self._render, kind))
 
     @property
     def engine(self) -> Engine:
@@ -153,6 +156,14 @@ class App:
             for model in (*self._settings.models, *self._settings.adapters)
         ]
         _json(exchange, {"object": "list", "data": data})
+
+    def _render(self, kind: calls.Kind, exchange: Exchange) -> None:
+        call = calls.parse(kind, _body(exchange), self._served)
+        rendered = [
+            {"request_id": uuid.uuid4().hex, "token_ids": prompt, "features": None, "model": call.model}
+            for prompt in call.prompts
+        ]
+        exchange.respond(200, msgspec.json.encode(rendered[0] if kind == "chat" else rendered))
 
     def _tokenize(self, exchange: Exchange) -> None:
         body = _object(exchange)
