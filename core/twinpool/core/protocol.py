@@ -28,7 +28,8 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "twinpool"
 LABEL_POOL = f"{GROUP}/pool"
 ROUTER_ROLE = "router"
-#: ``prefill``, ``decode`` or ``router``. The workers of an aggregated pool are ``decode``.
+RENDERER_ROLE = "renderer"
+#: ``prefill``, ``decode``, ``router`` or ``renderer``. The workers of an aggregated pool are ``decode``.
 LABEL_ROLE = f"{GROUP}/role"
 #: Name of the serving group (its StatefulSet).
 LABEL_GROUP = f"{GROUP}/group"
@@ -49,6 +50,8 @@ LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
+#: Whom routers dial: workers, and those that turn texts into token ids.
+EndpointRole = Literal["prefill", "decode", "renderer"]
 #: How routers choose a worker, and whether they hand a request over that could be.
 Policy = Literal["least-load", "round-robin", "random", "prefix", "price"]
 Conditional = Literal["always", "auto", "never"]

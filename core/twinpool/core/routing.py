@@ -97,6 +97,25 @@ class AccessLog(Part):
     )
 
 
+class RendererResources(Part):
+    """What one renderer pod gets."""
+
+    cpu: CpuCores = Field("2", description="CPU cores requested, as a string.")
+    memory: ByteSize = Field(
+        "4Gi", description="Memory requested, which is also the limit: the engine's libraries and its tokenizer."
+    )
+
+
+class Renderer(Part):
+    """Pods of the engine's image without GPUs that turn texts and chats into token ids."""
+
+    replicas: int = Field(1, ge=0, le=64, description="Renderer pods; 0 has none, and prompts are estimated.")
+    resources: RendererResources = Field(default_factory=RendererResources, description="What one renderer pod gets.")
+    pod_template: PodTemplate = Field(
+        default_factory=dict, description="Anything else of the renderer pods, merged last."
+    )
+
+
 class Routing(Part):
     """The HTTP endpoint."""
 
@@ -120,4 +139,9 @@ class Routing(Part):
     resources: RouterResources = Field(default_factory=RouterResources, description="What one router pod gets.")
     pod_template: PodTemplate = Field(
         default_factory=dict, description="Anything else of the router pods, merged last."
+    )
+    renderer: Renderer | None = Field(
+        None,
+        description="Token ids of texts and chats, so that routers know what workers hold of them by KV events; "
+        "without it, that is estimated.",
     )

@@ -141,7 +141,8 @@ class Engine(Part):
     kv_events: bool = Field(
         False,
         description="Have engines publish which blocks they cache, so that routers with routing.policy price or prefix "
-        "know it, instead of an estimate, for prompts that come as token ids.",
+        "know it, instead of an estimate, for prompts that come as token ids, or that "
+        "routing.renderer turns into some.",
     )
 
 
@@ -264,6 +265,12 @@ class InferencePoolSpec(Part):
                 "&& (!has(self.prefill) || self.prefill.parallelism.data == 1)",
                 "routers follow the KV events of one rank; leave kvEvents out with parallelism.data above 1",
                 field_path=".engine",
+            ),
+            rule(
+                "!has(self.routing.renderer) || self.engine.kvEvents && self.routing.policy in ['price', 'prefix']",
+                "a renderer names the blocks that KV events tell of: set engine.kvEvents, and routing.policy to price "
+                "(or prefix); or remove it",
+                field_path=".routing.renderer",
             ),
             rule(
                 "has(self.speculation) || !(has(self.decode.speculation) "

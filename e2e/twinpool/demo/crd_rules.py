@@ -117,6 +117,16 @@ def _unit_cases(path: str, good: list[str], bad: list[str]) -> list[Case]:
     return [*made, Case(f".spec.{path}", _nested(path, good[0]), _nested(path, first), words, extra=_all(path, others))]
 
 
+def _rendering(**renderer: Any) -> dict[str, Any]:
+    return {"engine": {"kvEvents": True}, "routing": {"policy": "price", "renderer": renderer}}
+
+
+def _renderer_case(name: str, good: str, bad: str) -> Case:
+    path = f"routing.renderer.resources.{name}"
+    right, wrong = (_rendering(resources={name: value}) for value in (good, bad))
+    return Case(f".spec.{path}", right, wrong, (f"spec.{path}", "must be"))
+
+
 def _all(path: str, values: Sequence[object]) -> tuple[dict[str, Any], ...]:
     return tuple(_nested(path, value) for value in values)
 
@@ -262,6 +272,13 @@ CASES: list[Case] = [
         extra=({"engine": {"kvEvents": True}, "prefill": {"parallelism": {"data": 2}}},),
     ),
     Case(
+        ".spec",
+        _rendering(),
+        {"routing": {"policy": "price", "renderer": {}}},
+        ("spec.routing.renderer", "set engine.kvEvents, and routing.policy to price"),
+        extra=({"engine": {"kvEvents": True}, "routing": {"renderer": {}}},),
+    ),
+    Case(
         ".spec.speculation",
         _speculating(method="eagle3", model="org/draft"),
         _speculating(method="eagle3"),
@@ -374,6 +391,8 @@ CASES: list[Case] = [
     *_unit_cases("routing.queue.hold", ["5m"], ["5", "0s"]),
     *_unit_cases("routing.resources.cpu", ["1"], ["one"]),
     *_unit_cases("routing.resources.memory", ["512Mi"], ["512MB"]),
+    _renderer_case("cpu", "1", "one"),
+    _renderer_case("memory", "4Gi", "4GB"),
     *(
         case
         for block in ("rollout", "rollout.prefill", "rollout.decode")

@@ -1,4 +1,5 @@
-"""When routers are asked, and when a plan waits for their first answer. An idle pool asks nobody."""
+"""When routers are asked, and when a plan waits for their first answer. An idle pool asks nobody,
+unless it has renderers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from twinpool.operator.logic.drain import draining
 from twinpool.operator.logic.gate import waits
 from twinpool.operator.logic.groups import groups
 from twinpool.operator.logic.ratio import wanted
+from twinpool.operator.logic.renderer_objects import wanted as wanted_renderers
 from twinpool.operator.logic.scale_in import choosing
 
 if TYPE_CHECKING:
@@ -16,9 +18,13 @@ if TYPE_CHECKING:
 
 
 def to_ask(observed: Observed) -> list[PodView]:
-    """Return the routers to ask for this pool: none while nothing waits for what they say."""
+    """Return the routers to ask for this pool: none while nothing waits for what they say.
+
+    Those of a pool with renderers are always asked, because only they see whether renderers are right.
+    """
     existing = groups(observed)
-    if any(waits(group) or draining(group) for group in existing) or _chooses(observed):
+    waiting = any(waits(group) or draining(group) for group in existing) or _chooses(observed)
+    if waiting or wanted_renderers(observed.pool):
         return books.routers(observed.pods)
     return []
 

@@ -1,6 +1,7 @@
 """What the routers say about groups: which they list, which get nothing new, and what is in flight.
 
-Routers are asked only while a pod waits for its gate, drains, or a group is to be chosen; an idle pool asks nobody.
+Routers are asked only while a pod waits for its gate, drains, or a group is to be chosen, and while the pool has
+renderers, which only routers can judge; another idle pool asks nobody.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ class Report:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     #: Whether the list was read and every data process answered; otherwise nothing follows from what is missing.
     current: bool = True
+    #: Whether it found that engines read other tokens than the pool's renderers make.
+    distrusts: bool = False
 
     def gist(self) -> object:
         """Return what decisions turn on; the numbers of busy endpoints change all the time."""
-        return self.current, {uid: (entry.admitted, entry.idle) for uid, entry in self.entries.items()}
+        return self.current, self.distrusts, {uid: (entry.admitted, entry.idle) for uid, entry in self.entries.items()}
 
 
 #: Answers by name of the router's pod; None for a router that did not answer.
@@ -70,7 +73,8 @@ def read_report(document: Any) -> Report | None:
                 unpulled=_count(item.get("unpulledHandoffs")),
                 cached=_count(item.get("cachedTokensUsed")),
             )
-    return Report(entries, document.get("synced") is True and document.get("current") is True)
+    current = document.get("synced") is True and document.get("current") is True
+    return Report(entries, current, document.get("distrustsRenderers") is True)
 
 
 def _count(value: Any) -> int:

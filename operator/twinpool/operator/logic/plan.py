@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic import compute_domain, names, progress, reprieve, restarts
+from twinpool.operator.logic import compute_domain, names, progress, renderer_objects, reprieve, restarts
 from twinpool.operator.logic.account import with_account
 from twinpool.operator.logic.actions import Action, Delete, Plan, Try, WriteScaling
 from twinpool.operator.logic.autoscaler import TICK
@@ -51,6 +51,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     created = _created(pool, existing, todo.create, decision.revisions[todo.revision], serial, settings)
     wanted_objects = [
         *_router(pool, children, settings, serial),
+        *renderer_objects.renderer_objects(pool, settings, newest.name),
         *(headless_service(pool, name) for name in names.roles(pool)),
         *(disruption_budget(pool, name) for name in names.roles(pool)),
         *(revision_object(pool, item) for item in decision.revisions.values() if item.name not in decision.beyond),
@@ -70,6 +71,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     ]
     sets = [*(group.name for group in existing), *(body["metadata"]["name"] for body in created)]
     actions += [_delete(child) for child in compute_domain.left_over(observed, sets)]
+    actions += [_delete(child) for child in renderer_objects.left_over(pool, children)]
     actions += [*handed_over(observed, existing, settings), *taken_back(observed, existing, now)]
     actions += remade(observed, existing, settings)
     actions += [*naming(existing), *restarts.counting(observed, existing)]

@@ -33,9 +33,11 @@ _EVENT_PORTS = {
     protocol.KV_EVENTS_PORT_NAME: protocol.KV_EVENTS_PORT,
     protocol.KV_REPLAY_PORT_NAME: protocol.KV_REPLAY_PORT,
 }
-_LAUNCHER_VOLUME = "twinpool"
+#: The volume into which the launcher is copied.
+LAUNCHER_VOLUME = "twinpool"
 _POD_VOLUME = "twinpool-pod"
-_RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+#: What containers may not do.
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _DOWNWARD_ENV = {
     "POD_IP": "status.podIP",
     "POD_NAME": "metadata.name",
@@ -160,7 +162,7 @@ def _base(pool: InferencePool, name: str, role: WorkerRole, settings: Settings) 
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "readinessGates": [{"conditionType": protocol.ROUTABLE_GATE}],
         "terminationGracePeriodSeconds": worker_grace(role),
-        "initContainers": [_inject_container(settings)],
+        "initContainers": [inject_container(settings)],
         "containers": [_engine_container(pool, name, role, settings)],
         "volumes": _volumes(pool, role),
     }
@@ -184,13 +186,14 @@ def _metadata(pool: InferencePool, name: str) -> Template:
     return {**labels, "annotations": {protocol.ANNOTATION_RESTART: restart}} if restart else labels
 
 
-def _inject_container(settings: Settings) -> Template:
+def inject_container(settings: Settings) -> Template:
+    """Return the init container that copies the launcher into the pod."""
     return {
         "name": protocol.INJECT_CONTAINER,
         "image": settings.worker_image,
         "command": ["twinpool-worker", "inject", protocol.INJECT_DIRECTORY],
-        "securityContext": _RESTRICTED,
-        "volumeMounts": [{"name": _LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY}],
+        "securityContext": RESTRICTED,
+        "volumeMounts": [{"name": LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY}],
     }
 
 
@@ -200,7 +203,7 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
         "name": protocol.ENGINE_CONTAINER,
         "image": role.engine.image or pool.spec.engine.image or default,
         "command": [pool.spec.engine.python, protocol.LAUNCHER_ZIPAPP, "run"],
-        "env": _environment(pool, name, role, settings.version),
+        "env": environment(pool, name, role, settings.version),
         "ports": [
             {"name": port, "containerPort": number, "protocol": "TCP"}
             for port, number in (_PORTS | _EVENT_PORTS if pool.spec.engine.kv_events else _PORTS).items()
@@ -208,11 +211,11 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
         "readinessProbe": _probe("/readyz", period=1, failures=1),
         "livenessProbe": _probe("/healthz", period=10, failures=6),
         "resources": _resources(pool, role),
-        "securityContext": _RESTRICTED,
+        "securityContext": RESTRICTED,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "File",
         "volumeMounts": [
-            {"name": _LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY, "readOnly": True},
+            {"name": LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the container's own shared memory
             *weights.mounts(pool),
             *([{"name": _POD_VOLUME, "mountPath": protocol.POD_INFO_DIRECTORY}] if role.nodes > 1 else []),
@@ -230,7 +233,8 @@ def _probe(path: str, period: int, failures: int) -> Template:
     }
 
 
-def _environment(pool: InferencePool, name: str, role: WorkerRole, version: str) -> list[Template]:
+def environment(pool: InferencePool, name: str, role: WorkerRole, version: str) -> list[Template]:
+    """Return the variables of the engine's container: what the launcher is told, who the pod is, and the user's."""
     told = worker_config(pool, name, role, version).to_json()
     env = [{"name": protocol.WORKER_CONFIG_ENV, "value": told}, *downward_env()]
     if role.nodes > 1:
@@ -263,7 +267,7 @@ def _resources(pool: InferencePool, role: WorkerRole) -> Template:
 
 def _volumes(pool: InferencePool, role: WorkerRole) -> list[Template]:
     volumes: list[Template] = [
-        {"name": _LAUNCHER_VOLUME, "emptyDir": {}},
+        {"name": LAUNCHER_VOLUME, "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": kv_tiers.shm(role)}},
     ]
     volumes += weights.volumes(pool)
@@ -314,8 +318,15 @@ def _enforced_containers(given: Any, ours: list[Template]) -> list[Template]:
 
 
 #: Fields of our containers that a podTemplate cannot change.
-_LOCKED = ("command", "readinessProbe", "livenessProbe", "terminationMessagePath", "terminationMessagePolicy")
-#: Fields of our containers that a podTemplate cannot add.
+_LOCKED = (
+    "command",
+    "startupProbe",
+    "readinessProbe",
+    "livenessProbe",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+)
+#: Fields of our containers that a podTemplate cannot add, unless they have them.
 _ABSENT = ("args", "startupProbe", "restartPolicy")
 
 

@@ -29,7 +29,7 @@ RIGHTS = (
     Right(protocol.GROUP, f"{protocol.PLURAL}/status", ("patch",)),
     Right("apps", "statefulsets", (*_MAKE, "delete")),
     Right("apps", "controllerrevisions", (*_MAKE, "delete")),
-    Right("apps", "deployments", _MAKE),
+    Right("apps", "deployments", (*_MAKE, "delete")),
     Right("", "services", (*_MAKE, "delete")),
     Right("", "serviceaccounts", _MAKE),
     Right("rbac.authorization.k8s.io", "roles", _MAKE),

@@ -7,7 +7,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
-from twinpool.operator.logic import measured_links, names
+from twinpool.operator.logic import measured_links, names, renderer_objects
 from twinpool.operator.logic.conditions import Situation, Statement, statements, with_times
 from twinpool.operator.logic.loading import loading
 from twinpool.operator.logic.router_objects import endpoint
@@ -24,7 +24,7 @@ def status(situation: Situation, now: float) -> Status:
     pool = situation.observed.pool
     result: Status = {
         "observedGeneration": pool.metadata.generation,
-        "conditions": with_times(statements(situation), conditions_of(pool), pool.metadata.generation, now),
+        "conditions": with_times(_statements(situation), conditions_of(pool), pool.metadata.generation, now),
         "router": _router(situation),
         "revision": situation.revision,
         "endpoint": endpoint(pool),
@@ -51,6 +51,12 @@ def status(situation: Situation, now: float) -> Status:
     if pool.spec.objectives.ttft or pool.spec.objectives.itl:
         result["objectives"] = objectives
     return result
+
+
+def _statements(situation: Situation) -> list[Statement]:
+    """Return what is said of the pool, and of its renderers, which it serves without."""
+    rendering = renderer_objects.statement(situation.observed, situation.live, situation.revision)
+    return [*statements(situation), *rendering]
 
 
 def unreadable(pool_status: Status, generation: int, message: str, now: float) -> Status:
