@@ -113,7 +113,17 @@ class Prices:
         """Return the seconds for which ``new`` prompt tokens hold up each sequence of a decode batch."""
         if batch <= 0 or new <= 0:
             return 0.0
-        return self.mixed(new, cached, batch, context) - self.step(batch, context)
+        # mixed() less step(), without calling them: routers ask this of each worker for each request.
+        decode, alone = (
+            batch * (self.token + self.pair / 2) + self.pair * context,
+            self.weights + self.context * context,
+        )
+        arithmetic = decode + new * (self.token + self.pair * (cached + new / 2))
+        traffic = alone + self.context * cached
+        if self.experts:
+            traffic += self.routed(new + batch)
+            alone += self.routed(batch)
+        return (arithmetic if arithmetic > traffic else traffic) - (decode if decode > alone else alone)  # noqa: FURB136
 
     def pull(self, missing: float) -> float:
         """Return the time to hand over ``missing`` prompt tokens; a pull overlaps nothing (NIXL)."""

@@ -235,20 +235,21 @@ class Chooser:
             places = policy.shortlist(len(workers), self._holders(asked, workers), self._rng)
             chosen = [workers[place] for place in places]
         held = self._cached(asked, chosen)
-        factor, pace_of = self.foresight.prefill.factor, self.foresight.pace
+        factor, pace_of, load_of = self.foresight.prefill.factor, self.foresight.pace, self._ledger.seen
         candidates = []
         for worker in chosen:
-            load = self._ledger.seen(worker.id)
-            cached, pace = held.get(worker.id, _NOTHING), pace_of(worker.id)
+            name = worker.id
+            load, pace = load_of(name), pace_of(name)
+            cached = held.get(name, _NOTHING) if held else _NOTHING
             candidates.append(
                 Candidate(
-                    requests=load.requests,
-                    tokens=load.tokens,
-                    backlog=load.backlog * factor * pace,
-                    cached=cached.device,
-                    held=cached.anywhere,
-                    capacity=worker.kv_tokens,
-                    pace=pace,
+                    load.requests,
+                    load.tokens,
+                    load.backlog * factor * pace,
+                    cached.device,
+                    cached.anywhere,
+                    worker.kv_tokens,
+                    pace,
                 )
             )
         return chosen, tuple(candidates)
@@ -267,7 +268,10 @@ class Chooser:
     def _cached(self, asked: Asked, workers: Sequence[Endpoint]) -> dict[str, Cached]:
         """Return what workers hold of a prompt, by events or by the estimate; engines always compute the last token."""
         found: dict[str, Cached] = {}
-        if asked.held is not None:
+        if asked.held is None:
+            if not asked.keys:  # a short prompt, or nothing that anybody knows of
+                return found
+        else:
             known = ((worker.id, self._known(asked, worker)) for worker in workers)
             found = {name: cached for name, cached in known if cached is not None and self.exact.trusted(name)}
         rest = [worker.id for worker in workers if worker.id not in found]

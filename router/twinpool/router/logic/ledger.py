@@ -51,15 +51,17 @@ class Ledger:
         #: What is known of the work of others, and how many more there are, of which nothing is known.
         self._elsewhere: Mapping[str, Load] = _NOTHING
         self._unheard = unheard
+        self._alone = not unheard
 
     def elsewhere(self, loads: Mapping[str, Load], unheard: int) -> None:
         """Take this for the work of all others: of some ``loads``, and of ``unheard`` ones as much as is here."""
         self._elsewhere, self._unheard = loads, unheard
+        self._alone = not loads and not unheard
 
     def seen(self, endpoint: str) -> Load:
         """Return all work of an endpoint, that of others as far as it is known, or else supposed."""
         own = self._loads.get(endpoint, IDLE)
-        if not self._elsewhere and not self._unheard:
+        if self._alone:
             return own
         other, share = self._elsewhere.get(endpoint, IDLE), 1 + self._unheard
         return Load(
@@ -78,11 +80,13 @@ class Ledger:
     def admit(self, endpoint: str, tokens: int, prefill: float = 0.0) -> Ticket:
         """Enter a leg of about ``tokens`` tokens, with ``prefill`` seconds of prompt to compute."""
         load = self._load(endpoint)
-        ticket = Ticket(endpoint, tokens, round(prefill * _MICROSECONDS) if prefill else 0)
         load.tokens += tokens
         load.requests += 1
-        load.prefill += ticket.prefill
-        return ticket
+        if not prefill:
+            return Ticket(endpoint, tokens)
+        work = round(prefill * _MICROSECONDS)
+        load.prefill += work
+        return Ticket(endpoint, tokens, work)
 
     def prefilled(self, ticket: Ticket) -> None:
         """The leg's first token is there, so its prompt is computed; the second time is nothing."""
@@ -93,12 +97,13 @@ class Ledger:
     def close(self, ticket: Ticket) -> None:
         """Take a leg out again; the second time is nothing."""
         if ticket.open:
-            self.prefilled(ticket)
             ticket.open = False
             load = self._loads[ticket.endpoint]
             load.tokens -= ticket.tokens
+            load.prefill -= ticket.prefill
             load.requests -= 1
-            self._forget_idle(ticket.endpoint, load)
+            if not load.requests:
+                self._forget_idle(ticket.endpoint, load)
 
     def hold(self, endpoint: str) -> Ticket:
         """Enter a handoff whose KV waits on ``endpoint``; :meth:`pulled` closes it."""

@@ -32,8 +32,9 @@ class Meter:
 
     def arrived(self, ask: Ask) -> None:
         """Count a request as it comes; what it will find cached is the share that requests have found so far."""
-        cached = min(ask.prompt - 1, self._hit.share * ask.prompt)
-        self.arrivals.arrived(ask.prompt, ask.output, ASSUMED.prefill(ask.prompt - cached, cached))
+        prompt = ask.prompt
+        cached = min(prompt - 1, self._hit.share * prompt) if self._hit.tokens else 0
+        self.arrivals.arrived(prompt, ask.output, ASSUMED.prefill(prompt - cached, cached))
 
     def prefilled(self, worker: Endpoint, work: Work, prompt: int, seconds: float, cached: int | None) -> None:
         """A prefill took ``seconds``, queueing included; the engine says that ``cached`` tokens were, if it says so."""

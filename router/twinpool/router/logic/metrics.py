@@ -26,11 +26,6 @@ class Histogram:
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     total: float = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one value."""
-        self.buckets[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
-
 
 @dataclass(slots=True)
 class Numbers:
@@ -52,7 +47,8 @@ class Numbers:
             histogram = self.histograms[name][labels]
         except KeyError:
             histogram = self.histograms.setdefault(name, {})[labels] = Histogram()
-        histogram.observe(seconds)
+        histogram.buckets[bisect_left(BOUNDS, seconds)] += 1
+        histogram.total += seconds
 
 
 def total(reports: Iterable[Numbers]) -> Numbers:

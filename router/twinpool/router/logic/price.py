@@ -91,14 +91,16 @@ def decode_price(ask: Ask, candidate: Candidate, prices: Prices) -> float:
     The wait for KV room, the answer's own steps, and what each of them adds to the steps of all that run there.
     """
     context = ask.prompt + ask.output / 2
-    before = prices.step(candidate.requests, candidate.tokens)
-    after = prices.step(candidate.requests + 1, candidate.tokens + context)
-    missing = candidate.tokens + ask.prompt + ask.output - candidate.capacity
+    requests, tokens = candidate.requests, candidate.tokens
+    before = prices.step(requests, tokens)
+    after = prices.step(requests + 1, tokens + context)
     room = 0.0
-    if candidate.capacity and missing > 0 and candidate.tokens:
-        # All that runs is gone after about one answer's time, and its room with it, evenly.
-        room = missing / candidate.tokens * ask.output * before
-    return room + ask.output * (after + candidate.requests * (after - before))
+    if candidate.capacity and tokens:
+        missing = tokens + ask.prompt + ask.output - candidate.capacity
+        if missing > 0:
+            # All that runs is gone after about one answer's time, and its room with it, evenly.
+            room = missing / tokens * ask.output * before
+    return room + ask.output * (after + requests * (after - before))
 
 
 def cheapest_decode(
@@ -121,8 +123,10 @@ def cheapest_whole(
     written = writing or [decode_price(ask, one, prices) for one in candidates]
     for one, wrote in zip(candidates, written, strict=True):
         own = one.backlog + one.pace * prices.warm(ask.prompt, one.cached, one.held)
-        held_up = prices.interference(ask.prompt - one.cached, one.cached, one.requests, one.tokens)
-        costs.append(own + one.requests * held_up + wrote)
+        cost = own + wrote
+        if one.requests:
+            cost += one.requests * prices.interference(ask.prompt - one.cached, one.cached, one.requests, one.tokens)
+        costs.append(cost)
         first.append(own)
     place = policy.least(costs, rng)
     return Choice(place, costs[place], first[place])
