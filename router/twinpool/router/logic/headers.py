@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 Header = tuple[bytes, bytes]
 
@@ -23,8 +24,10 @@ _OURS: Final = frozenset({
 _GUARDED_PREFIXES: Final = (b"x-data-parallel-", b"x-prefiller-", b"x-kv-")
 #: The prefill leg's answer is read here, not by the client.
 _NOT_FOR_PREFILL: Final = frozenset({b"accept-encoding"})
-#: What lets a client in here is no engine's business.
 _TRACEPARENT: Final = b"traceparent"
+#: Headers that differ from request to request. The others of a client do not, so what they mean is found once.
+VARYING: Final = frozenset({b"content-length", b"x-request-id", _TRACEPARENT, b"tracestate"})
+#: What lets a client in here is no engine's business.
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 _OURS_AND_KEYS: Final = _OURS | _KEYS
 
@@ -39,32 +42,57 @@ class Forwarded(msgspec.Struct, frozen=True):
     traceparent: bytes = b""
 
 
-def forward(headers: Sequence[Header], new_id: bytes, *, hide_keys: bool = False, traces: bool = False) -> Forwarded:
+class _Lines(msgspec.Struct, frozen=True):
+    """What becomes of headers that a client sends again and again: lines for the two legs."""
+
+    prefill: bytes
+    decode: bytes
+    #: Names that concern this connection only.
+    hop_names: frozenset[bytes]
+
+
+def forward(
+    headers: Sequence[Header],
+    new_id: bytes,
+    own: Iterable[Header] | None = None,
+    *,
+    hide_keys: bool = False,
+    traces: bool = False,
+) -> Forwarded:
     """Return what to send on of ``headers`` (names in lower case); ``new_id`` stands in for an id that is not sane.
 
-    ``hide_keys`` says that the client's API key was for this router, ``traces`` that it says itself whose child an
-    engine's span is.
+    ``own`` are those with a name in :data:`VARYING`, if they stand apart already. ``hide_keys`` says that the client's
+    API key was for this router, ``traces`` that it says itself whose child an engine's span is.
     """
-    request_id, hop_names = new_id, _OURS_AND_KEYS if hide_keys else _OURS
+    if own is None:
+        own = [pair for pair in headers if pair[0] in VARYING]
+        headers = [pair for pair in headers if pair[0] not in VARYING]
+    lines = _lines(tuple(headers), hide_keys)
+    request_id, more, parents = new_id, b"", []
+    for name, value in own:
+        if name == b"x-request-id":
+            if _REQUEST_ID.fullmatch(value):
+                request_id = value
+        elif name not in lines.hop_names:
+            if traces and name == _TRACEPARENT:
+                parents.append(value)
+            else:
+                more += b"%b: %b\r\n" % (name, value)
+    more += b"X-Request-Id: %b\r\n" % request_id
+    # Two of them say nothing (W3C Trace Context, 3.2.1).
+    traceparent = parents[0] if len(parents) == 1 else b""
+    return Forwarded(request_id, more + lines.prefill, more + lines.decode, traceparent)
+
+
+@lru_cache(maxsize=128)  # clients could send headers without end
+def _lines(headers: tuple[Header, ...], hide_keys: bool) -> _Lines:
+    hop_names = _OURS_AND_KEYS if hide_keys else _OURS
     for name, value in headers:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            request_id = value
-        elif name == b"connection":
+        if name == b"connection":
             named = {token.strip().lower() for token in value.split(b",")}
             # Content-Type could be named too, which would change what the engine understands.
             hop_names = hop_names | (named - {b"content-type", b"authorization"})
     passed = [pair for pair in headers if pair[0] not in hop_names and not pair[0].startswith(_GUARDED_PREFIXES)]
-    traceparent = b""
-    if traces:
-        parents = [value for name, value in passed if name == _TRACEPARENT]
-        if parents:
-            # Two of them say nothing (W3C Trace Context, 3.2.1).
-            traceparent = parents[0] if len(parents) == 1 else b""
-            passed = [pair for pair in passed if pair[0] != _TRACEPARENT]
-    line = b"X-Request-Id: %b\r\n" % request_id
-    decode = line + b"".join([b"%b: %b\r\n" % pair for pair in passed])
-    short = [pair for pair in passed if pair[0] not in _NOT_FOR_PREFILL]
-    prefill = decode
-    if len(short) < len(passed):
-        prefill = line + b"".join([b"%b: %b\r\n" % pair for pair in short])
-    return Forwarded(request_id, prefill, decode, traceparent)
+    decode = b"".join([b"%b: %b\r\n" % pair for pair in passed])
+    prefill = b"".join([b"%b: %b\r\n" % pair for pair in passed if pair[0] not in _NOT_FOR_PREFILL])
+    return _Lines(prefill, decode, hop_names)

@@ -7,6 +7,7 @@ long a look-up takes says nothing about the keys. Without a single key nobody is
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from twinpool.core.errors import InvalidValue
@@ -67,7 +68,7 @@ class Keyring:
 
     def name_of(self, headers: Sequence[Header]) -> str | None:
         """Return the name of the key in ``headers`` (names in lower case), or None when it is missing or unknown."""
-        token = _token(headers)
+        token = _token(tuple(headers))
         if token is None:
             return None
         name = self._seen.get(token)
@@ -78,7 +79,8 @@ class Keyring:
         return name
 
 
-def _token(headers: Sequence[Header]) -> bytes | None:
+@lru_cache(maxsize=128)  # all requests of a client have the same headers
+def _token(headers: tuple[Header, ...]) -> bytes | None:
     """Return the key that a client sent, as OpenAI's clients or as Anthropic's do; two different ones are none."""
     found = {
         value[7:].strip() if name == b"authorization" else value

@@ -364,9 +364,12 @@ class ClientConnection(asyncio.Protocol):
     def _admit(self, target: bytes, headers: Sequence[Header]) -> str | Refusal:
         """Ask for the API key before a body is held for somebody who has none."""
         keyring = self._pool.keyring
-        if keyring is None or routes.label(target) == _HEALTH:
+        if keyring is None:
             return ""
-        return keyring.name_of(headers) or UNKNOWN_KEY
+        name = keyring.name_of(headers)
+        if name is None:
+            return "" if routes.label(target) == _HEALTH else UNKNOWN_KEY
+        return name
 
     def _reserve(self, size: int) -> bool:
         if self._pool.body_bytes + size > self._pool.limits.bodies:

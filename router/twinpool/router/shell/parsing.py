@@ -7,13 +7,15 @@ refusals of what this router does not do. After a refusal nothing more of that c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import httptools
 import msgspec
 
 from twinpool.router.logic.errors import Refusal
+from twinpool.router.logic.headers import VARYING
 
 if TYPE_CHECKING:
     from twinpool.router.logic.headers import Header
@@ -23,8 +25,7 @@ _MALFORMED: Final = "The request is not valid HTTP/1.1: {}."
 _TOO_BUSY: Final = Refusal(
     503, "too_many_bodies", "The router holds as many request bodies as it may. Try again shortly.", retry_after=1
 )
-#: Headers of which some values are refused.
-_LOOKED_AT: Final = frozenset({b"transfer-encoding", b"content-encoding", b"expect"})
+_NO_UPGRADE: Final = Refusal(501, "no_upgrade", "This server does not switch protocols; send no Upgrade header.")
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -32,8 +33,9 @@ class Incoming(msgspec.Struct, frozen=True):
 
     method: bytes
     target: bytes
-    #: Names in lower case.
+    #: Names in lower case; ``own`` are those of :data:`twinpool.router.logic.headers.VARYING`.
     headers: tuple[Header, ...]
+    own: tuple[Header, ...]
     body: bytes
     keep_alive: bool
     #: Name of the client's API key; empty where none is needed.
@@ -42,6 +44,32 @@ class Incoming(msgspec.Struct, frozen=True):
 
 #: Looks at a request's target and headers before its body is read; returns the name of the client's key, or why not.
 Admit = Callable[[bytes, Sequence["Header"]], "str | Refusal"]
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What headers say of a request, whatever its target and size."""
+
+    refusal: Refusal | None = None
+    wants_continue: bool = False
+
+
+@lru_cache(maxsize=128)  # clients could send headers without end
+def _look(headers: tuple[Header, ...]) -> _Look:
+    """Refuse what this router does not do; all requests of a client have the same headers, but for a few."""
+    given = dict(headers)
+    if b"host" not in given or [name for name, _ in headers].count(b"host") > 1:
+        return _Look(Refusal(400, "malformed_request", "The request must have exactly one Host header."))
+    if b"upgrade" in given:
+        return _Look(_NO_UPGRADE)
+    if given.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+        return _Look(Refusal(501, "transfer_encoding", "The only Transfer-Encoding that is understood is chunked."))
+    if given.get(b"content-encoding", b"identity").lower() != b"identity":
+        return _Look(Refusal(415, "content_encoding", "Send the request body without Content-Encoding."))
+    if b"expect" not in given:
+        return _Look()
+    if given[b"expect"].lower() != b"100-continue":
+        return _Look(Refusal(417, "expectation", "The only Expect that is understood is 100-continue."))
+    return _Look(wants_continue=True)
 
 
 class RequestParser:
@@ -60,6 +88,8 @@ class RequestParser:
         self._since_body = 0
         self._method = self._target = b""
         self._headers: list[Header] = []
+        self._own: list[Header] = []
+        self._known: tuple[Header, ...] = ()
         self._body: list[bytes] = []
         self._body_bytes = 0
         #: A request has begun and is not complete.
@@ -84,7 +114,8 @@ class RequestParser:
         except httptools.HttpParserError as error:
             # A refusal raised by a callback stands; llhttp reports it once more as an error of its own.
             self._refuse(Refusal(400, "malformed_request", _MALFORMED.format(str(error)[:200])))
-        self._check_progress()
+        if self.in_head or self.in_body:
+            self._check_progress()
         return self._done, self._refusal
 
     def _check_progress(self) -> None:
@@ -106,7 +137,7 @@ class RequestParser:
     def on_message_begin(self) -> None:
         """A request begins."""
         self.in_head, self.in_body = True, False
-        self._target, self._headers, self._body, self._body_bytes = b"", [], [], 0
+        self._target, self._headers, self._own, self._body, self._body_bytes = b"", [], [], [], 0
         self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -116,28 +147,33 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer, which is dropped."""
         if self.in_head:
-            self._headers.append((name.lower(), value))
+            name = name.lower()
+            (self._own if name in VARYING else self._headers).append((name, value))
 
     def on_headers_complete(self) -> None:
         """Refuse early what needs no body to be refused, and ask for the body where the client waits to be asked."""
         self.in_head, self.in_body = False, True
         self._since_body = 0
-        given = dict(self._headers)
         self._method = self._parser.get_method()
-        if len(self._headers) > self._limits.headers or self._head_size() > self._limits.head:
+        known = self._known = tuple(self._headers)
+        look, length = _look(known), 0
+        for name, value in self._own:
+            if name == b"content-length":
+                length = int(value)
+        if len(known) + len(self._own) > self._limits.headers or self._head_size() > self._limits.head:
             self._refuse(self._too_large_head())
         elif self._parser.get_http_version() != "1.1":
             self._refuse(Refusal(505, "http_version", "This server speaks HTTP/1.1 only."))
-        elif b"host" not in given or (len(given) < len(self._headers) and self._names().count(b"host") > 1):
-            self._refuse(Refusal(400, "malformed_request", "The request must have exactly one Host header."))
-        elif b"upgrade" in given or self._method == b"CONNECT":
-            self._refuse(Refusal(501, "no_upgrade", "This server does not switch protocols; send no Upgrade header."))
-        elif int(given.get(b"content-length", b"0")) > self._limits.body:
+        elif look.refusal is not None:
+            self._refuse(look.refusal)
+        elif self._method == b"CONNECT":
+            self._refuse(_NO_UPGRADE)
+        elif length > self._limits.body:
             self._refuse(self._too_large_body())
-        elif not _LOOKED_AT.isdisjoint(given):
-            self._look_closer(given)
+        else:
+            self.wants_continue = look.wants_continue
         if self._admit is not None and self._refusal is None:
-            admitted = self._admit(self._target, self._headers)
+            admitted = self._admit(self._target, known)
             if isinstance(admitted, Refusal):
                 self._refuse(admitted)
             else:
@@ -148,22 +184,7 @@ class RequestParser:
         most = self._head_bytes + self._piece
         if most <= self._limits.head:
             return most
-        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-
-    def _names(self) -> list[bytes]:
-        return [name for name, _ in self._headers]
-
-    def _look_closer(self, given: Mapping[bytes, bytes]) -> None:
-        """Refuse what headers say of the body that this router does not do."""
-        if given.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            self._refuse(Refusal(501, "transfer_encoding", "The only Transfer-Encoding that is understood is chunked."))
-        elif given.get(b"content-encoding", b"identity").lower() != b"identity":
-            self._refuse(Refusal(415, "content_encoding", "Send the request body without Content-Encoding."))
-        elif b"expect" in given:
-            if given[b"expect"].lower() == b"100-continue":
-                self.wants_continue = True
-            else:
-                self._refuse(Refusal(417, "expectation", "The only Expect that is understood is 100-continue."))
+        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers + self._own)
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
@@ -190,10 +211,11 @@ class RequestParser:
                 Incoming(
                     self._method,
                     self._target,
-                    tuple(self._headers),
+                    self._known,
+                    tuple(self._own),
                     body,
                     self._parser.should_keep_alive(),
                     self._key,
                 )
             )
-        self._body, self._headers = [], []
+        self._body, self._headers, self._own = [], [], []

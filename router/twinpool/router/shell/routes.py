@@ -98,7 +98,7 @@ def dispatch(
         raise Refused(Refusal(404, "model_not_found", message, param="model"))
     elif request.model is not None and request.model != config.models[0]:
         request = with_model(request, config.models[0])
-    forwarded = forward(incoming.headers, new_id, hide_keys=hide_keys, traces=bool(config.tracing_url))
+    forwarded = forward(incoming.headers, new_id, incoming.own, hide_keys=hide_keys, traces=bool(config.tracing_url))
     return Call(route, target, forwarded, request, now, incoming.key)
 
 
