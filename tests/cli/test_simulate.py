@@ -90,6 +90,52 @@ def test_numbers_of_groups_are_compared_at_the_rates_that_each_can_serve(
     assert out.count(f"{served[2]:.3g}/s") == 5
 
 
+GROWING = [{"time": 2.0 * n, "prompt_tokens": 3000, "events": 21} for n in range(60)]
+GROWING += [{"time": 120 + n / 12, "prompt_tokens": 3000, "events": 21} for n in range(2400)]
+
+
+def test_a_pool_with_scaling_is_played_with_numbers_that_follow_the_work(
+    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = "\n".join(json.dumps(entry) for entry in GROWING)
+    scaling = {"prefill": {"max": 6}, "decode": {"max": 4}}
+    file = tmp_path / "report.html"
+    asked = ("--start", "20s", "--report", str(file))
+    run(*asked, "-o", "json", lines=lines, scaling=scaling)
+    follows, stays, *_ = json.loads(capsys.readouterr().out)["runs"]
+    assert (follows["scaled"], stays["scaled"]) == (True, False)
+    assert follows["attainment"] > stays["attainment"] + 0.3
+    assert follows["groups"][0] == {"at": 0.0, "prefill": 1, "decode": 1}
+    assert max(entry["prefill"] for entry in follows["groups"]) > 1
+    assert follows["changes"][0]["reason"]
+    assert stays["changes"] == []
+    assert f"<td>1-{max(entry['prefill'] for entry in follows['groups'])}:" in file.read_text()
+    run("-o", "json", "--capacity", "--first", "80", lines=lines, scaling=scaling)
+    follows, stays, *_ = json.loads(capsys.readouterr().out)["runs"]
+    assert (follows["capacity"], stays["capacity"] > 0) == (None, True)
+
+
+def test_of_many_changes_the_first_are_written(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("twinpool.cli.simulate._CHANGES", 1)
+    lines = "\n".join(json.dumps(entry) for entry in GROWING)
+    run("--start", "20s", lines=lines, scaling={"prefill": {"max": 6}, "decode": {"max": 4}})
+    out = capsys.readouterr().out
+    assert "requests/s with" in out
+    assert "changes more (-o json shows all)" in out
+
+
+def test_groups_that_are_lost_cost_what_they_were_doing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("-o", "json", prefill={"replicas": 2}) == 0
+    (whole,) = json.loads(capsys.readouterr().out)["runs"][:1]
+    assert run("-o", "json", "--lose", "10s:decode, 12s:prefill:2", "--start", "5s", prefill={"replicas": 2}) == 1
+    (less,) = json.loads(capsys.readouterr().out)["runs"][:1]
+    assert less["attainment"] < whole["attainment"]
+    pairs = [(entry["prefill"], entry["decode"]) for entry in less["groups"]]
+    assert pairs == [(2, 1), (2, 0), (0, 0), (0, 1), (1, 1), (2, 1)]
+
+
 def test_lines_that_cannot_be_read_are_named_and_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "\n".join([json.dumps(LOGGED[0]), "oops", *['{"time": 1}'] * 11, json.dumps(LOGGED[1])])
     assert run(lines=lines) == 0
@@ -111,6 +157,11 @@ def test_lines_that_cannot_be_read_are_named_and_left_out(run: Run, capsys: pyte
         (["--sweep", "rate=fast"], {}, "write rate=LOW..HIGH"),
         (["--pairs", "1:3,0:2"], {}, "write PREFILL:DECODE"),
         (["--pairs", "3"], {}, "write PREFILL:DECODE"),
+        (["--start", "fast"], {}, "write durations such as 90s"),
+        (["--lose", "10m"], {}, "AT:ROLE[:COUNT]"),
+        (["--lose", "10m:router"], {}, "AT:ROLE[:COUNT]"),
+        (["--lose", "10m:decode:many"], {}, "AT:ROLE[:COUNT]"),
+        (["--lose", "10m:decode:1:2"], {}, "AT:ROLE[:COUNT]"),
         (["--model-config", "/nonexistent/config.json"], {}, "cannot be read"),
         (["--trace", "/nonexistent/trace"], {}, "cannot be read"),
         ([], {"lines": ""}, "holds no request"),

@@ -136,6 +136,16 @@ def test_what_the_limits_forbid_is_said_with_the_need() -> None:
     assert plan_scale(demand(), PRICES, PROMISE, GROUP, WIDE, (1, 1), growth=3.0).prefill > within.prefill
 
 
+def test_a_need_that_has_not_lasted_yet_is_no_matter_of_the_limits() -> None:
+    asked = demand(40.0)
+    held = plan_scale(asked, PRICES, PROMISE, GROUP, WIDE, (1, 1), steady=[(1.0, 1.0)])
+    assert (held.prefill, held.decode) == (1, 1)
+    assert held.enough
+    assert "not more than 1 and 1 for as long as scaleOut yet" in held.reason
+    tight = plan_scale(asked, PRICES, PROMISE, GROUP, Limits((1, 2), (1, 2)), (1, 1), steady=[(1.0, 1.0)])
+    assert not tight.enough
+
+
 def test_scaling_in_waits_for_the_last_need_and_never_oscillates_under_noise() -> None:
     settled = plan_scale(demand(), PRICES, PROMISE, GROUP, WIDE, (1, 1))
     pair = (settled.prefill, settled.decode)

@@ -66,11 +66,13 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Timeline:
         seen.decoded_by[id(job)] = id(self)
         take(self, job, source)
 
-    def handing(self: PrefillWorker, tokens: int, done: Callable[[], None], sink: Link | None) -> None:
+    def handing(
+        self: PrefillWorker, tokens: int, done: Callable[[], None], failed: Callable[[], None], sink: Link | None
+    ) -> None:
         began = self._clock.now
         (job,) = done.__defaults__ or ()  # type: ignore[attr-defined]
         seen.admitted[id(job)] = began
-        over(self, tokens, done, sink)
+        over(self, tokens, done, failed, sink)
 
     def joining(self: DecodeWorker, job: Job) -> None:
         seen.joined[id(job)] = self._clock.now
@@ -139,7 +141,8 @@ def _hits(jobs: list[Job]) -> float:
 
 def _prefill(pool: simulated.Pool, jobs: list[Job], seen: Timeline, blocks: int) -> list[Worker]:
     found = []
-    for name, worker in zip(pool.prefill_names, pool.prefill, strict=True):
+    for member in pool.fleet.prefill.serving:
+        name, worker = member.name, member.engine
         mine = [id(job) for job in jobs if seen.prefilled_by[id(job)] == id(worker)]
         busy = sum(seen.prefilled[key] - seen.submitted[key] for key in mine) / jobs[-1].request.arrival
         found.append(Worker(name, "prefill", in_flight=busy, kv_used=len(worker.cache) / blocks))
@@ -148,7 +151,8 @@ def _prefill(pool: simulated.Pool, jobs: list[Job], seen: Timeline, blocks: int)
 
 def _decode(pool: simulated.Pool, jobs: list[Job], seen: Timeline) -> list[Worker]:
     found = []
-    for name, worker in zip(pool.decode_names, pool.decode, strict=True):
+    for member in pool.fleet.decode.serving:
+        name, worker = member.name, member.engine
         mine = [job for job in jobs if seen.decoded_by[id(job)] == id(worker)]
         tokens = sum(job.request.output - 1 for job in mine)
         spent = sum(job.finish - job.first for job in mine)
@@ -205,7 +209,7 @@ def test_decode_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hot_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(pool: simulated.Pool) -> None:
-        pool.decode[2]._prices = ASSUMED.scaled(12)
+        pool.fleet.decode.serving[2].engine._prices = ASSUMED.scaled(12)
 
     found = find(observe(monkeypatch, poisson(400, 8), spoil=spoil))
     assert (found.cause, found.within_objectives) == ("hot worker", False)

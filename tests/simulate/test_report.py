@@ -26,11 +26,15 @@ def outcome(attained: float, hours: float, rule: str = "price", moments: tuple[M
     return Outcome(Variant(1.0, rule, 2, 3), Score(attained, 0.2, 0.9, 0.03, 0.4), hours, moments)
 
 
-RUNS = [outcome(0.9, 4.0), outcome(0.99, 8.0, "<b>&"), outcome(0.8, 6.0), outcome(0.95, 8.0, moments=())]
+FOLLOWS = Outcome(
+    Variant(1.0, "price", 2, 3, scaled=True), Score(0.97, 0.2, 0.9, 0.03, 0.4), 5.0, MOMENTS,
+    groups=((0.0, (2, 3)), (60.0, (4, 3)), (120.0, (4, 1))),
+)  # fmt: skip
+RUNS = [outcome(0.9, 4.0), outcome(0.99, 8.0, "<b>&"), outcome(0.8, 6.0), outcome(0.95, 8.0, moments=()), FOLLOWS]
 
 
 def test_the_frontier_is_what_nothing_beats() -> None:
-    assert frontier(RUNS) == [0, 1]
+    assert frontier(RUNS) == [0, 4, 1]
     assert frontier([]) == []
 
 
@@ -47,6 +51,15 @@ def test_every_run_is_on_the_page_which_is_well_formed_and_needs_nothing_else(ru
     assert len(tree.findall(".//svg")) == 1 + len(runs)
     assert all(svg.get("aria-label") for svg in tree.findall(".//svg"))
     assert "nan" not in body
+    assert ("<td>2-4:1-3</td>" in body) == bool(runs)
+
+
+def test_numbers_that_change_are_drawn_as_steps() -> None:
+    text = page("pool", "", [FOLLOWS])
+    (line,) = re.findall(r'class="third dash line" points="([^"]*)"', text)
+    heights = [float(point.split(",")[1]) for point in line.split()]
+    assert heights == sorted(heights, reverse=True), "two prefill groups, then four"
+    assert len(set(heights)) == 2
 
 
 @pytest.mark.parametrize(

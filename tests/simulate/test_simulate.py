@@ -24,6 +24,7 @@ from twinpool.simulate.cache import Cache
 from twinpool.simulate.capacity import greatest, greatest_rate
 from twinpool.simulate.clock import Clock
 from twinpool.simulate.engines import DecodeWorker, Job, PrefillWorker
+from twinpool.simulate.fleet import Life
 from twinpool.simulate.pool import Setup, simulate
 from twinpool.simulate.rules import RULES, Seen
 from twinpool.simulate.traces import Request
@@ -291,11 +292,11 @@ def test_exponential_prompts_wait_as_long_as_m_m_1_says_and_little_holds(use: fl
 
 def test_what_if_runs_say_what_a_rate_a_rule_and_numbers_of_groups_give() -> None:
     trace, told = conversations(300, 3), list[int]()
-    base = Setup(ASSUMED, 1, 1, 100_000, 200_000, decode_prices=ASSUMED.scaled(2.0))
-    one = run(trace, base, Variant(1.0, "price", 2, 1), Promise(5.0, 0.05), (2, 1), told.append)
+    base = Setup(ASSUMED, 1, 1, 100_000, 200_000, decode_prices=ASSUMED.scaled(2.0), life=Life(gpus=(2, 1)))
+    one = run(trace, base, Variant(1.0, "price", 2, 1), Promise(5.0, 0.05), told.append)
     assert told == [0, 200]
     assert one.gpu_hours == pytest.approx(5 * max(r.arrival for r in trace) / 3600, rel=0.2)
-    fast = run(trace, base, Variant(50.0, "price", 2, 1), Promise(5.0, 0.05), (2, 1))
+    fast = run(trace, base, Variant(50.0, "price", 2, 1), Promise(5.0, 0.05))
     assert fast.score.attainment < one.score.attainment
     work = demand(trace, ASSUMED, 100_000)
     assert work.rate == pytest.approx(4.0, rel=0.2)
@@ -347,7 +348,7 @@ def test_a_pool_serves_its_greatest_rate_within_objectives_and_little_more_not()
     trace = [replace(request, prompt=4000, output=20) for request in poisson(400, 1.0, 3)]
 
     def kept(rate: float) -> float:
-        return run(trace, setup, Variant(rate, "price", 1, 1), promise, (1, 1)).score.attainment
+        return run(trace, setup, Variant(rate, "price", 1, 1), promise).score.attainment
 
     most = greatest_rate(trace, setup, promise)
     assert 1 < most < 1 / ASSUMED.prefill(4000, 0)

@@ -16,20 +16,24 @@ from twinpool.cli.options import Format  # noqa: TC001 - read at run time by cyc
 from twinpool.cli.pools import from_file
 from twinpool.cli.table import write_table, write_value
 from twinpool.core.economics import prices_of
-from twinpool.core.errors import TwinpoolError
+from twinpool.core.errors import InvalidValue, TwinpoolError
 from twinpool.core.kv import SHAPES, kv_bytes_per_token_per_gpu
 from twinpool.core.model_config import shape_of
+from twinpool.core.protocol import ROLES
 from twinpool.core.sizing import Split, Workload, memory
 from twinpool.core.timing import ACCELERATORS
+from twinpool.core.units import parse_duration
 from twinpool.operator.logic.scaling import Limits
 from twinpool.operator.logic.scaling_need import Group
 from twinpool.operator.logic.scaling_step import promise_of
 from twinpool.operator.logic.target import gpus as gpus_of
 from twinpool.operator.logic.target import limits as limits_of
 from twinpool.simulate.capacity import greatest_rate
+from twinpool.simulate.fleet import Life, Loss
 from twinpool.simulate.pool import Setup
-from twinpool.simulate.report import page
+from twinpool.simulate.report import numbers, page
 from twinpool.simulate.rules import RULES
+from twinpool.simulate.scaler import life_of
 from twinpool.simulate.traces import read
 from twinpool.simulate.whatif import Outcome, Variant, as_in, demand, planned, run
 
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
 _NAMED = 10
 #: Steps of a sweep over rates.
 _STEPS = 5
+#: Changes of the numbers that are written in words.
+_CHANGES = 20
 _HEADERS = ("rate", "rule", "P:D", "attained", "TTFT mean", "TTFT p99", "ITL p99", "cached", "GPU hours")
 
 
@@ -59,17 +65,21 @@ class Question:
     setup: Setup
     variants: Sequence[Variant]
     promise: Promise
-    gpus: tuple[int, int]
     plan: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What is tried beside the pool as it is, as it was typed: rules, rates, and numbers of groups."""
+    """What is tried beside the pool as it is, as it was typed: rules, rates, and numbers of groups.
+
+    ``start`` and ``lose`` are what befalls the groups of each run.
+    """
 
     compare: str
     sweep: str
     pairs: str
+    start: str = "1m"
+    lose: str = ""
 
 
 def simulate(
@@ -82,6 +92,8 @@ def simulate(
     compare: Annotated[str, Parameter(help="Routing rules beside the pool's, separated by commas, or all.")] = "",
     sweep: Annotated[str, Parameter(help="Multiples of the trace's rate: rate=0.5..1.5 (five steps).")] = "",
     pairs: Annotated[str, Parameter(help="Prefill and decode groups beside the pool's: 1:3,2:2,3:1.")] = "",
+    start: Annotated[str, Parameter(help="How long a new group takes until it serves.")] = "1m",
+    lose: Annotated[str, Parameter(help="Groups that end, with what they do: 10m:decode:2,15m:prefill.")] = "",
     capacity: Annotated[bool, Parameter(help="Also look for the greatest rate that each keeps objectives at.")] = False,
     first: Annotated[int | None, Parameter(help="Use only the first requests of the trace, so many.")] = None,
     seed: Annotated[int, Parameter(help="Same seed, same answer.")] = 0,
@@ -90,10 +102,11 @@ def simulate(
 ) -> int:
     """Replay a trace on a pool in virtual time, with the routing rule and the planner that decide in production.
 
+    A pool with ``scaling`` is played with numbers that follow the work, and beside it with those that it begins with.
     Times come from data sheets (see --gpu), so this ranks choices; it measures nothing. Lines that cannot be read are
     named and left out. Exit code 1: the pool would keep its objectives for fewer requests than it promises.
     """
-    tried = Tried(compare, sweep, pairs)
+    tried = Tried(compare, sweep, pairs, start, lose)
     asked = _question(from_file(pool), _lines(trace, first), _shape(model, model_config), gpu, tried, seed)
     outcomes = _run(asked)
     if capacity:
@@ -161,21 +174,50 @@ def _question(
     promise, each = promise_of(pool), gpus_of(pool.spec)
     if pool.spec.objectives.ttft is not None:
         setup = replace(setup, ttft=promise.ttft)
+    setup = replace(setup, life=_life(pool, tried), scaling=pool if pool.spec.scaling is not None else None)
     work = demand(trace, prices[0], setup.prefill_cache)
     limits = Limits((1, 1000), (1, 1000), each["prefill"], each["decode"])
     if pool.spec.scaling is not None:
         limits = limits_of(pool, pool.spec.scaling)
     plan = planned(work, prices[1], promise, Group(setup.decode_capacity), limits)
     groups = _pairs(setup, tried.pairs)
+    follows = (True, False) if setup.scaling is not None else (False,)
     variants = [
-        Variant(rate, rule, *pair)
+        Variant(rate, rule, *pair, scaled=scaled)
         for rate in _rates(tried.sweep)
         for rule in _rules(setup, tried.compare)
         for pair in groups
+        for scaled in follows
+        if not scaled or pair == groups[0]
     ]
     if (plan.prefill, plan.decode) not in groups:
         variants.append(Variant(1.0, setup.rule, plan.prefill, plan.decode))
-    return Question(trace, problems, setup, variants, promise, (each["prefill"], each["decode"]), plan)
+    return Question(trace, problems, setup, variants, promise, plan)
+
+
+def _life(pool: InferencePool, tried: Tried) -> Life:
+    """Return what befalls the groups of a run.
+
+    Raises
+    ------
+    TwinpoolError
+        When ``--start`` or ``--lose`` is not understood.
+    """
+    try:
+        losses = [_loss(text) for text in tried.lose.split(",") if text.strip()]
+        return life_of(pool, parse_duration(tried.start), losses)
+    except (InvalidValue, ValueError):
+        raise TwinpoolError(
+            f"--start {tried.start} --lose {tried.lose} is not understood",
+            "write durations such as 90s or 5m, and losses as AT:ROLE[:COUNT], such as 10m:decode:2",
+        ) from None
+
+
+def _loss(text: str) -> Loss:
+    at, role, *count = (word.strip() for word in text.split(":"))
+    if role not in ROLES or len(count) > 1:
+        raise ValueError(text)
+    return Loss(parse_duration(at), role, max(1, int(count[0])) if count else 1)
 
 
 def _room(shape: ModelShape, gpu: Accelerator, role: WorkerRole) -> int:
@@ -243,7 +285,7 @@ def _run(asked: Question) -> list[Outcome]:
             def told(count: int, done: int = done) -> None:
                 progress.update(bar, completed=done + count)
 
-            found.append(run(asked.trace, asked.setup, variant, asked.promise, asked.gpus, told))
+            found.append(run(asked.trace, asked.setup, variant, asked.promise, told))
     return found
 
 
@@ -253,9 +295,12 @@ def _with_capacity(asked: Question, outcomes: Sequence[Outcome]) -> list[Outcome
     factors: dict[Variant, float] = {}
     for item in outcomes:
         kind = replace(item.variant, rate=1.0)
-        if kind not in factors:
+        if kind not in factors and not kind.scaled:
             factors[kind] = greatest_rate(asked.trace, as_in(asked.setup, kind), asked.promise)
-    return [replace(item, capacity=given * factors[replace(item.variant, rate=1.0)]) for item in outcomes]
+    return [
+        item if item.variant.scaled else replace(item, capacity=given * factors[replace(item.variant, rate=1.0)])
+        for item in outcomes
+    ]
 
 
 def _json(asked: Question, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -264,7 +309,17 @@ def _json(asked: Question, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "skipped": [{"line": problem.line, "reason": problem.reason} for problem in asked.problems],
         "planned": {"prefill": asked.plan.prefill, "decode": asked.plan.decode, "reason": asked.plan.reason},
         "runs": [
-            {**asdict(item.variant), **asdict(item.score), "gpu_hours": item.gpu_hours, "capacity": item.capacity}
+            {
+                **asdict(item.variant),
+                **asdict(item.score),
+                "gpu_hours": item.gpu_hours,
+                "capacity": item.capacity,
+                "groups": [{"at": at, "prefill": pair[0], "decode": pair[1]} for at, pair in item.groups],
+                "changes": [
+                    {"at": one.at, "prefill": one.pair[0], "decode": one.pair[1], "reason": one.reason}
+                    for one in item.changes
+                ],
+            }
             for item in outcomes
         ],
     }
@@ -279,13 +334,17 @@ def _write(asked: Question, outcomes: Sequence[Outcome]) -> None:
     found = any(item.capacity is not None for item in outcomes)
     headers = (*_HEADERS, "keeps them up to") if found else _HEADERS
     write_table(headers, [_row(item) for item in outcomes])
+    for change in outcomes[0].changes[:_CHANGES]:
+        sys.stdout.write(f"{change.at:6.0f} s: {change.pair[0]}:{change.pair[1]}, since {change.reason}\n")
+    if len(outcomes[0].changes) > _CHANGES:
+        sys.stdout.write(f"and {len(outcomes[0].changes) - _CHANGES} changes more (-o json shows all)\n")
     sys.stdout.write(f"planner: {asked.plan.prefill}:{asked.plan.decode}, since {asked.plan.reason}\n")
 
 
 def _row(item: Outcome) -> tuple[str, ...]:
     variant, score = item.variant, item.score
     return (
-        f"{variant.rate:g}", variant.rule, f"{variant.prefill}:{variant.decode}", f"{score.attainment:.1%}",
+        f"{variant.rate:g}", variant.rule, numbers(item), f"{score.attainment:.1%}",
         f"{score.ttft_mean:.3f} s", f"{score.ttft_p99:.3f} s", f"{1000 * score.itl_p99:.1f} ms", f"{score.hit:.1%}",
         f"{item.gpu_hours:.2f}", *(() if item.capacity is None else (f"{item.capacity:.3g}/s",)),
     )  # fmt: skip

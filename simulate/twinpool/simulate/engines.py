@@ -43,6 +43,8 @@ class Job:
     #: What is to be done when its prefill is over, and at its end.
     prefilled: Callable[[], None] = _nothing
     finished: Callable[[], None] = _nothing
+    #: Ask anew, because a worker was lost before the first token.
+    again: Callable[[], None] = _nothing
 
 
 @dataclass(slots=True)
@@ -62,8 +64,23 @@ class PrefillWorker:
         self._queue: deque[Job] = deque()
         self._busy = False
         self._link = Link()
+        #: Prompts that it has computed and whose KV nobody has pulled yet.
+        self.held = 0
+        self._lost = False
         #: Seconds of computing done.
         self.worked = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Return whether anybody needs it still."""
+        return self._busy or self.held > 0
+
+    def lose(self) -> None:
+        """End it with what it holds: what it has not computed yet is asked anew."""
+        self._lost = True
+        waiting, self._queue = self._queue, deque()
+        for job in waiting:
+            job.again()
 
     def submit(self, job: Job) -> None:
         """Take a prompt."""
@@ -81,19 +98,37 @@ class PrefillWorker:
         self._clock.at(self._clock.now + seconds, lambda: self._end(job))
 
     def _end(self, job: Job) -> None:
+        if self._lost:
+            job.again()
+            return
         self.cache.use(job.request.blocks)
         self._busy = False
+        self.held += 1
         if self._queue:
             self._start()
         job.prefilled()
 
-    def hand_over(self, tokens: int, done: Callable[[], None], sink: Link | None = None) -> None:
-        """Send the KV of ``tokens`` tokens over the link, after what it and the link of the ``sink`` carry already."""
+    def let_go(self) -> None:
+        """Nobody will pull a prompt that it has computed."""
+        self.held -= 1
+
+    def hand_over(
+        self, tokens: int, done: Callable[[], None], failed: Callable[[], None], sink: Link | None = None
+    ) -> None:
+        """Send the KV of ``tokens`` tokens over the link, after what it and the link of the ``sink`` carry already.
+
+        ``failed`` is called in place of ``done`` when it was lost meanwhile.
+        """
         links = (self._link,) if sink is None else (self._link, sink)
         free = max(self._clock.now, *(link.free for link in links)) + self._prices.pull(tokens)
         for link in links:
             link.free = free
-        self._clock.at(free, done)
+
+        def over() -> None:
+            self.held -= 1
+            (failed if self._lost else done)()
+
+        self._clock.at(free, over)
 
 
 class DecodeWorker:
@@ -119,11 +154,33 @@ class DecodeWorker:
         self._whole: deque[Job] = deque()
         self._done = 0.0
         self._version = 0
+        self._lost = False
+
+    @property
+    def busy(self) -> bool:
+        """Return whether anybody needs it still."""
+        return self.reserved > 0 or bool(self._waiting)
+
+    def lose(self) -> None:
+        """End it: who has a first token gets no more, all others are asked anew."""
+        self._lost = True
+        self._version += 1
+        waiting, self._waiting = self._waiting, deque()
+        for job, source in waiting:
+            if source is not None:
+                source.let_go()
+            job.again()
+        for job in self._whole:
+            job.again()
+        for _, _, job in self._running:
+            job.prefilled = job.finished = job.again = _nothing
 
     def submit(self, job: Job, source: PrefillWorker | None) -> None:
         """Take a request whose KV is at ``source``, or a whole one; one that never fits is refused silently at once."""
         request = job.request
         if request.prompt + request.output > self.capacity:
+            if source is not None:
+                source.let_go()
             job.finished()
             return
         self._waiting.append((job, source))
@@ -147,11 +204,22 @@ class DecodeWorker:
                 source.hand_over(
                     max(0, job.request.prompt - held),
                     lambda job=job: self._join(job),  # type: ignore[misc]
+                    lambda job=job: self._pull_failed(job),  # type: ignore[misc]
                     self._link,
                 )
 
+    def _pull_failed(self, job: Job) -> None:
+        """The prefill worker was lost before its KV was here."""
+        self.reserved -= job.request.prompt + job.request.output
+        job.finished()
+        job.again()
+        self._admit()
+
     def _read(self, job: Job) -> None:
         """Compute a whole prompt, after those that it computes already."""
+        if self._lost:
+            job.again()
+            return
         self._advance()
         self._whole.append(job)
         if len(self._whole) == 1:
@@ -160,6 +228,9 @@ class DecodeWorker:
 
     def _join(self, job: Job) -> None:
         """Write the first token in the next step."""
+        if self._lost:
+            job.again()
+            return
         self._advance()
         self._number += 1
         heapq.heappush(self._running, (self._steps + job.request.output, self._number, job))
@@ -215,7 +286,7 @@ class DecodeWorker:
             job.finish = self._clock.now
             job.finished()
             # What a router keeps for a request goes with it: a trace may have a million.
-            job.prefilled = job.finished = _nothing
+            job.prefilled = job.finished = job.again = _nothing
         self._admit()
         self._plan()
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from twinpool.router.logic import policy, price
-from twinpool.router.logic.policy import Ask, Candidate
 from twinpool.simulate.cache import Cache
 from twinpool.simulate.clock import Clock
 from twinpool.simulate.engines import DecodeWorker, Job, Link, PrefillWorker
-from twinpool.simulate.rules import OURS, RULES, Seen
+from twinpool.simulate.fleet import Fleet, Life
+from twinpool.simulate.routers import Router
+from twinpool.simulate.rules import OURS
+from twinpool.simulate.scaler import Scaler
 from twinpool.simulate.traces import BLOCK_TOKENS
-from twinpool.simulate.views import Events, View
+from twinpool.simulate.views import Events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from twinpool.core.economics import Prices
+    from twinpool.core.spec import InferencePool
+    from twinpool.operator.logic.scaling import Pair
+    from twinpool.simulate.scaler import Change
     from twinpool.simulate.traces import Request
     from twinpool.simulate.views import Kind
 
@@ -51,180 +56,61 @@ class Setup:
     decode_prices: Prices | None = None
     #: Whether pulls also wait for what the decode worker pulls already, not just for what the prefill worker sends.
     both_links: bool = False
-
-
-@dataclass(slots=True)
-class Books:
-    """What one router knows of one worker's work: its own, as in the router's ledger."""
-
-    requests: int = 0
-    tokens: int = 0
-    uncached: int = 0
-    seconds: float = 0.0
-
-
-def _sum(several: Sequence[Sequence[Books]]) -> list[Books]:
-    """Return the books of several routers by worker, added up."""
-    return [
-        Books(
-            sum(books.requests for books in of_one),
-            sum(books.tokens for books in of_one),
-            sum(books.uncached for books in of_one),
-            sum(books.seconds for books in of_one),
-        )
-        for of_one in zip(*several, strict=True)
-    ]
-
-
-class Router:
-    """One copy: chooses with its own books, and with what it last heard of those of others.
-
-    Where it hears nothing, it assumes that its copies have as much in theirs as it has itself.
-    """
-
-    def __init__(self, setup: Setup, pool: Pool, seed: int) -> None:
-        self._setup = setup
-        self._pool = pool
-        self._rule = RULES[setup.rule]
-        self._rng = Random(seed)  # noqa: S311 - spreads load
-        self._turn = self._rng.randrange(1024)
-        self._prefill = [Books() for _ in range(setup.prefill)]
-        self._decode = [Books() for _ in range(setup.decode)]
-        #: What the others had when they were heard of last.
-        self._prefill_elsewhere = [Books() for _ in range(setup.prefill)]
-        self._decode_elsewhere = [Books() for _ in range(setup.decode)]
-        #: By how much the own books are multiplied.
-        self._share = setup.routers if setup.exchange is None else 1
-        # Events tell everybody of every cache; what was learnt from one's own requests nobody else knows.
-        self._view = View(pool.events)
-
-    def listen(self, routers: Sequence[Router]) -> None:
-        """Hear what all others have now."""
-        others = [router for router in routers if router is not self]
-        self._prefill_elsewhere = _sum([router._prefill for router in others])
-        self._decode_elsewhere = _sum([router._decode for router in others])
-
-    def route(self, job: Job) -> None:
-        """Send a request on its way."""
-        request = job.request
-        ask = Ask(request.prompt, request.output)
-        candidates = self._prefill_candidates(request)
-        if self._setup.conditional:
-            decodes, prices = self._decode_candidates(request), self._setup.prices
-            writing = [price.decode_price(ask, one, prices) for one in decodes]
-            decision = price.decide(ask, candidates, decodes, prices, self._rng, self._setup.ttft, writing)
-            if decision.prefill is None:
-                self._whole(job, ask, decodes, writing)
-                return
-            place = decision.prefill.place
-        else:
-            both = zip(self._prefill, self._prefill_elsewhere, strict=True)
-            uncached = [books.uncached * self._share + others.uncached for books, others in both]
-            self._turn += 1
-            place = self._rule(
-                Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng, self._setup.ttft)
-            )
-        self._hand_off(job, ask, place, candidates[place].cached)
-
-    def _hand_off(self, job: Job, ask: Ask, place: int, cached: int) -> None:
-        books, worker, name = self._prefill[place], self._pool.prefill[place], self._pool.prefill_names[place]
-        seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
-        wait = books.seconds * self._share + self._prefill_elsewhere[place].seconds + seconds
-        sure = self._view.sent(name, job.request.blocks, wait)
-        _add(books, 1, ask.prompt, ask.prompt - cached, seconds)
-
-        def prefilled() -> None:
-            _add(books, -1, -ask.prompt, cached - ask.prompt, -seconds)
-            self._view.reported(name, cached, sure, job.hit)
-            self._start_decode(job, ask, worker)
-
-        job.prefilled = prefilled
-        worker.submit(job)
-
-    def _start_decode(self, job: Job, ask: Ask, source: PrefillWorker) -> None:
-        candidates = self._decode_candidates(job.request)
-        if self._setup.rule == OURS:
-            place = price.cheapest_decode(ask, candidates, self._setup.prices, self._rng).place
-        elif self._setup.rule == "round-robin":
-            place = policy.round_robin(len(candidates), self._turn)
-        elif self._setup.rule == "random":
-            place = self._rng.randrange(len(candidates))
-        else:
-            place = policy.least_load([candidate.tokens for candidate in candidates], self._rng)
-        books = self._decode[place]
-        self._view.sent(self._pool.decode_names[place], job.request.blocks)
-        _add(books, 1, ask.prompt + ask.output, 0, 0.0)
-        job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
-        self._pool.decode[place].submit(job, source)
-
-    def _whole(self, job: Job, ask: Ask, candidates: Sequence[Candidate], writing: Sequence[float]) -> None:
-        chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng, writing)
-        books, name = self._decode[chosen.place], self._pool.decode_names[chosen.place]
-        sure = self._view.sent(name, job.request.blocks)
-        cached = candidates[chosen.place].cached
-        seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
-        _add(books, 1, ask.prompt + ask.output, 0, seconds)
-
-        def prefilled() -> None:
-            _add(books, 0, 0, 0, -seconds)
-            self._view.reported(name, cached, sure, job.hit)
-
-        job.prefilled = prefilled
-        job.finished = lambda: _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
-        self._pool.decode[chosen.place].submit(job, None)
-
-    def _prefill_candidates(self, request: Request) -> list[Candidate]:
-        return self._candidates(request, self._prefill, self._prefill_elsewhere, self._pool.prefill_names, 0)
-
-    def _decode_candidates(self, request: Request) -> list[Candidate]:
-        capacity = self._setup.decode_capacity
-        return self._candidates(request, self._decode, self._decode_elsewhere, self._pool.decode_names, capacity)
-
-    def _candidates(
-        self, request: Request, own: Sequence[Books], elsewhere: Sequence[Books], names: Sequence[str], capacity: int
-    ) -> list[Candidate]:
-        held = self._view.cached(request.blocks, names) if request.blocks else {}
-        share, most = self._share, request.prompt - 1
-        found = []
-        for books, others, name in zip(own, elsewhere, names, strict=True):
-            cached = min(held.get(name, 0), most)
-            backlog = max(0.0, books.seconds * share + others.seconds)
-            requests, tokens = books.requests * share + others.requests, books.tokens * share + others.tokens
-            found.append(Candidate(requests, tokens, backlog, cached, cached, capacity))
-        return found
-
-
-def _add(books: Books, requests: int, tokens: int, uncached: int, seconds: float) -> None:
-    books.requests += requests
-    books.tokens += tokens
-    books.uncached += uncached
-    books.seconds += seconds
+    #: What befalls the groups, whose numbers are those above only at the beginning; and the pool whose ``scaling``
+    #: decides how many there are, None: they stay as many.
+    life: Life | None = None
+    scaling: InferencePool | None = None
 
 
 class Pool:
     """The workers, and what routers believe of their caches."""
 
     def __init__(self, setup: Setup, clock: Clock) -> None:
+        self.setup = setup
         self.clock = clock
         self.events = Events(setup.index, clock, Random(setup.seed))  # noqa: S311 - loses events
-        self.prefill_names = [f"p{number}" for number in range(setup.prefill)]
-        self.decode_names = [f"d{number}" for number in range(setup.decode)]
-        blocks = setup.prefill_cache // BLOCK_TOKENS
-        self.prefill = [
-            PrefillWorker(clock, setup.prices, Cache(blocks, self.events.listener(name))) for name in self.prefill_names
-        ]
+        self.fleet = Fleet(clock, setup.life or Life(), (self._prefill, self._decode), self._changed)
+        #: The groups that serve.
+        self.prefill_names: list[str] = []
+        self.decode_names: list[str] = []
+        #: Requests that came while a role had none.
+        self.waiting: list[Job] = []
+        self.routers: list[Router] = []
+        self.fleet.begin((setup.prefill, setup.decode))
+
+    def _prefill(self, name: str) -> PrefillWorker:
+        blocks = self.setup.prefill_cache // BLOCK_TOKENS
+        return PrefillWorker(self.clock, self.setup.prices, Cache(blocks, self.events.listener(name)))
+
+    def _decode(self, name: str) -> DecodeWorker:
         # What a decode worker does not need for sequences holds the blocks of those that ended: half, on average.
+        setup = self.setup
         half, prices = setup.decode_capacity // BLOCK_TOKENS // 2, setup.decode_prices or setup.prices
-        self.decode = [
-            DecodeWorker(
-                clock,
-                prices,
-                setup.decode_capacity,
-                Cache(half, self.events.listener(name)),
-                Link() if setup.both_links else None,
-            )
-            for name in self.decode_names
-        ]
+        link = Link() if setup.both_links else None
+        return DecodeWorker(self.clock, prices, setup.decode_capacity, Cache(half, self.events.listener(name)), link)
+
+    def _changed(self) -> None:
+        self.prefill_names = [member.name for member in self.fleet.prefill.serving]
+        self.decode_names = [member.name for member in self.fleet.decode.serving]
+        for router in self.routers:
+            router.follow()
+        if self.prefill_names and self.decode_names:
+            waiting, self.waiting = self.waiting, []
+            for job in waiting:
+                job.again()
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What became of every request; how many groups of each role served, from when on; and the GPU hours of all.
+
+    ``changes`` are those of the numbers that were to be.
+    """
+
+    jobs: list[Job]
+    course: tuple[tuple[float, Pair], ...]
+    gpu_hours: float
+    changes: tuple[Change, ...] = ()
 
 
 def _exchange(routers: Sequence[Router]) -> None:
@@ -237,14 +123,38 @@ def simulate(trace: Sequence[Request], setup: Setup, progress: Callable[[int], N
 
     ``progress`` is told now and then how many requests have arrived.
     """
+    return play(trace, setup, progress).jobs
+
+
+def play(trace: Sequence[Request], setup: Setup, progress: Callable[[int], None] | None = None) -> Played:
+    """Return what became of every request of ``trace`` and of the groups; see :func:`simulate`."""
     clock = Clock()
     pool = Pool(setup, clock)
-    routers = [Router(setup, pool, setup.seed * 1000 + number) for number in range(setup.routers)]
+    routers = pool.routers = [Router(setup, pool, setup.seed * 1000 + number) for number in range(setup.routers)]
+    last = trace[-1].arrival if trace else 0.0
     if setup.exchange is not None and setup.routers > 1 and trace:
-        for number in range(int(trace[-1].arrival / setup.exchange) + 1):
+        for number in range(int(last / setup.exchange) + 1):
             clock.at(number * setup.exchange, lambda: _exchange(routers))
-    rng = Random(setup.seed + 1)  # noqa: S311 - clients choose any router
+    scaler = None
+    if setup.scaling is not None:
+        scaler = Scaler(setup.scaling, pool, routers, (setup.life or Life()).start)
+        scaler.run(last)
     jobs = [Job(request) for request in trace]
+    _arrivals(jobs, routers, clock, Random(setup.seed + 1), progress)  # noqa: S311 - clients choose any router
+    clock.run()
+    end = max([job.finish for job in jobs if job.finish < math.inf], default=0.0)
+    changes = () if scaler is None else tuple(scaler.changes)
+    return Played(jobs, tuple(pool.fleet.course), pool.fleet.gpu_hours(end), changes)
+
+
+def _arrivals(
+    jobs: Sequence[Job],
+    routers: Sequence[Router],
+    clock: Clock,
+    rng: Random,
+    progress: Callable[[int], None] | None,
+) -> None:
+    """Plan that every request comes to some router at its time."""
     coming = iter(sorted(jobs, key=lambda job: job.request.arrival))
 
     def arrive(number: int, job: Job) -> None:
@@ -252,12 +162,10 @@ def simulate(trace: Sequence[Request], setup: Setup, progress: Callable[[int], N
         expect(number + 1)
         if progress is not None and number % _PROGRESS == 0:
             progress(number)
-        routers[rng.randrange(len(routers))].route(job)
+        routers[rng.randrange(len(routers))].arrive(job)
 
     def expect(number: int) -> None:
         if job := next(coming, None):
             clock.at(job.request.arrival, partial(arrive, number, job))
 
     expect(0)
-    clock.run()
-    return jobs

@@ -72,10 +72,19 @@ def _table(outcomes: Iterable[Outcome]) -> str:
 def _cells(number: int, item: Outcome) -> tuple[str, ...]:
     variant, score = item.variant, item.score
     return (
-        str(number), f"{variant.rate:g}", escape(variant.rule), f"{variant.prefill}:{variant.decode}",
+        str(number), f"{variant.rate:g}", escape(variant.rule), numbers(item),
         f"{score.attainment:.1%}", f"{score.ttft_mean:.3f} s", f"{score.ttft_p99:.3f} s",
         f"{1000 * score.itl_p99:.1f} ms", f"{score.hit:.1%}", f"{item.gpu_hours:.2f}",
     )  # fmt: skip
+
+
+def numbers(item: Outcome) -> str:
+    """Return the numbers of prefill and decode groups in words; where they follow the work, the least and the most."""
+    variant = item.variant
+    if not variant.scaled:
+        return f"{variant.prefill}:{variant.decode}"
+    roles = [[pair[role] for _, pair in item.groups] for role in (0, 1)]
+    return ":".join(f"{min(counts)}-{max(counts)}" for counts in roles)
 
 
 def frontier(outcomes: Sequence[Outcome]) -> list[int]:
@@ -109,7 +118,7 @@ def _pareto(outcomes: Sequence[Outcome]) -> str:
 def _course(number: int, item: Outcome) -> str:
     variant, moments = item.variant, item.moments
     long = round_end(max([moment.at for moment in moments], default=0.0) or 1.0)
-    groups = max(variant.prefill, variant.decode)
+    groups = max([variant.prefill, variant.decode, *(max(pair) for _, pair in item.groups)])
     high = round_end(max([groups, *(max(moment.waiting, moment.writing) for moment in moments)]))
     across, up = _scales(long, high)
 
@@ -117,16 +126,24 @@ def _course(number: int, item: Outcome) -> str:
         points = " ".join(f"{across(moment.at):.1f},{up(value(moment)):.1f}" for moment in moments)
         return f'<polyline class="{name} line" points="{points}"/>'
 
+    def steps(name: str, role: int) -> str:
+        points, last = [], (variant.prefill, variant.decode)[role]
+        for at, pair in (*item.groups, (long, None)):
+            points.append(f"{across(min(at, long)):.1f},{up(last):.1f}")
+            last = last if pair is None else pair[role]
+            points.append(f"{across(min(at, long)):.1f},{up(last):.1f}")
+        return f'<polyline class="{name} line" points="{" ".join(points)}"/>'
+
     drawn = (
         _axes(long, high, "seconds")
         + line("second", lambda moment: moment.waiting)
         + line("first", lambda moment: moment.writing)
-        + line("third dash", lambda _: variant.prefill)
-        + line("first dash", lambda _: variant.decode)
+        + steps("third dash", 0)
+        + steps("first dash", 1)
     )
     words = (
-        f"Run {number}: requests that wait for their first token (orange) and that are written (blue); dashed: "
-        f"{variant.prefill} prefill (green) and {variant.decode} decode groups (blue), the same all the time."
+        f"Run {number}: requests that wait for their first token (orange) and that are written (blue); dashed: the "
+        f"groups that serve, prefill (green) and decode (blue), {numbers(item)}."
     )
     return _figure(f"Waiting and running requests of run {number} over time", drawn, words)
 

@@ -14,29 +14,34 @@ from typing import TYPE_CHECKING
 
 from twinpool.operator.logic.scaling import plan_scale
 from twinpool.operator.logic.scaling_need import Demand
-from twinpool.simulate.pool import simulate
+from twinpool.simulate.pool import play
 from twinpool.simulate.scores import pooled_hit, quantile, score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from twinpool.core.economics import Prices
-    from twinpool.operator.logic.scaling import Decision, Limits
+    from twinpool.operator.logic.scaling import Decision, Limits, Pair
     from twinpool.operator.logic.scaling_need import Group, Promise
     from twinpool.simulate.engines import Job
     from twinpool.simulate.pool import Setup
+    from twinpool.simulate.scaler import Change
     from twinpool.simulate.scores import Score
     from twinpool.simulate.traces import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One run: ``rate`` multiplies the trace's rate, ``rule`` chooses prefill workers."""
+    """One run: ``rate`` multiplies the trace's rate, ``rule`` chooses prefill workers.
+
+    ``scaled``: the numbers of groups are those of the beginning, and then follow the work.
+    """
 
     rate: float
     rule: str
     prefill: int
     decode: int
+    scaled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Outcome:
     """What came of a variant. ``gpu_hours`` are those of all groups from the first arrival to the last end.
 
     ``capacity``: the greatest rate, in requests/s, at which it keeps its objectives; None when nobody asked.
+    ``groups``: how many of each role served, from which moment on; ``changes``: what the autoscaler decided.
     """
 
     variant: Variant
@@ -60,6 +66,8 @@ class Outcome:
     gpu_hours: float
     moments: tuple[Moment, ...] = ()
     capacity: float | None = None
+    groups: tuple[tuple[float, Pair], ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 def at_rate(trace: Sequence[Request], rate: float) -> list[Request]:
@@ -69,7 +77,8 @@ def at_rate(trace: Sequence[Request], rate: float) -> list[Request]:
 
 def as_in(setup: Setup, variant: Variant) -> Setup:
     """Return the pool with the rule and the groups of ``variant``."""
-    return replace(setup, rule=variant.rule, prefill=variant.prefill, decode=variant.decode)
+    scaling = setup.scaling if variant.scaled else None
+    return replace(setup, rule=variant.rule, prefill=variant.prefill, decode=variant.decode, scaling=scaling)
 
 
 def run(
@@ -77,15 +86,15 @@ def run(
     setup: Setup,
     variant: Variant,
     promise: Promise,
-    gpus: tuple[int, int],
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Return what comes of one variant; ``gpus`` are those of one prefill and of one decode group."""
-    jobs = simulate(at_rate(trace, variant.rate), as_in(setup, variant), progress)
-    ends = [job.finish for job in jobs if job.finish != math.inf]
-    hours = max(ends, default=0.0) / 3600
-    used = variant.prefill * gpus[0] + variant.decode * gpus[1]
-    return Outcome(variant, score(jobs, promise.ttft, promise.itl), hours * used, course(jobs))
+    """Return what comes of one variant."""
+    played = play(at_rate(trace, variant.rate), as_in(setup, variant), progress)
+    jobs = played.jobs
+    return Outcome(
+        variant, score(jobs, promise.ttft, promise.itl), played.gpu_hours, course(jobs),
+        groups=played.course, changes=played.changes,
+    )  # fmt: skip
 
 
 def course(jobs: Sequence[Job], count: int = 120) -> tuple[Moment, ...]:

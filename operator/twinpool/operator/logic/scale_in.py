@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twinpool.operator.logic import books
 
@@ -35,10 +35,29 @@ class Facts:
 _NONE = Facts()
 
 
-def order(groups: Iterable[Group], facts: Mapping[str, Facts]) -> list[Group]:
+class Choosable(Protocol):
+    """A group as far as the choice looks at it itself."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def serial(self) -> int:
+        """The greater the newer."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves."""
+
+
+_Some = TypeVar("_Some", bound=Choosable)
+
+
+def order(groups: Iterable[_Some], facts: Mapping[str, Facts]) -> list[_Some]:
     """Return the groups in the order in which they should go; ``facts`` by name may lack any."""
 
-    def cost(group: Group) -> tuple[bool, bool, int, int, int, str]:
+    def cost(group: _Some) -> tuple[bool, bool, int, int, int, str]:
         known = facts.get(group.name, _NONE)
         return group.ready, not known.outdated, -known.crowding, known.work, -group.serial, group.name
 

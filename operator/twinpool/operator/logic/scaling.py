@@ -87,9 +87,21 @@ def plan_scale(
         )
     ]
     prefill, decode = cheapest((floors[0], floors[1]), limits)
-    enough = prefill >= wanted.prefill and decode >= wanted.decode
-    words = _reason(demand, wanted, prefill, decode, enough) + _broken(broken)
+    now = _meets((prefill, decode), wanted)
+    enough = now or _possible(wanted, limits)
+    words = _reason(demand, wanted, (prefill, decode), enough, now) + _broken(broken)
     return Decision(prefill, decode, words, enough, wanted)
+
+
+def _meets(pair: Pair, wanted: Need) -> bool:
+    return pair[0] >= wanted.prefill and pair[1] >= wanted.decode
+
+
+def _possible(wanted: Need, limits: Limits) -> bool:
+    """Return whether any pair within the limits meets the need."""
+    if math.isinf(wanted.prefill) or math.isinf(wanted.decode):
+        return False
+    return _meets(cheapest((int(wanted.prefill), int(wanted.decode)), limits), wanted)
 
 
 def _broken(broken: Sequence[int]) -> str:
@@ -158,7 +170,7 @@ def _share(pair: Pair, floors: Pair) -> float:
     return min([1.0, *shares])
 
 
-def _reason(demand: Demand, wanted: Need, prefill: int, decode: int, enough: bool) -> str:
+def _reason(demand: Demand, wanted: Need, pair: Pair, enough: bool, now: bool) -> str:
     work = f"{demand.rate:.3g} requests/s with {demand.prefill:.3g} s of prefill and {demand.output:.4g} tokens each"
     if math.isinf(wanted.prefill):
         return (
@@ -170,7 +182,8 @@ def _reason(demand: Demand, wanted: Need, prefill: int, decode: int, enough: boo
         )
     need_text = f"{wanted.prefill:g} prefill and {wanted.decode:g} decode groups of {wanted.batch} sequences"
     if not enough:
-        return (
-            f"{work} need {need_text}; the limits allow {prefill} and {decode}: raise the most groups or the GPU budget"
-        )
+        allowed = f"the limits allow {pair[0]} and {pair[1]}: raise the most groups or the GPU budget"
+        return f"{work} need {need_text}; {allowed}"
+    if not now:
+        return f"{work} need {need_text}; not more than {pair[0]} and {pair[1]} for as long as scaleOut yet"
     return f"{work} need {need_text}"

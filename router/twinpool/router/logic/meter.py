@@ -6,7 +6,7 @@ learnt from workers that were just started, nor from prefills that waited behind
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from twinpool.core.economics import ASSUMED
 from twinpool.router.logic.arrivals import COLD_LEGS, Arrivals, HitRate
@@ -15,15 +15,29 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from twinpool.router.logic.chooser import Work
-    from twinpool.router.logic.endpoints import Endpoint
-    from twinpool.router.logic.ledger import Ledger
+    from twinpool.router.logic.ledger import Load
     from twinpool.router.logic.policy import Ask
+
+
+class Worker(Protocol):
+    """Who answered."""
+
+    @property
+    def id(self) -> str:
+        """Its identity, which changes when its engine restarts."""
+
+
+class Loads(Protocol):
+    """Where the work of workers stands."""
+
+    def seen(self, endpoint: str) -> Load:
+        """Return all work of an endpoint."""
 
 
 class Meter:
     """See the module."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Loads) -> None:
         self._ledger = ledger
         self.arrivals = Arrivals()
         self._hit = HitRate()
@@ -36,7 +50,7 @@ class Meter:
         cached = min(prompt - 1, self._hit.share * prompt) if self._hit.tokens else 0
         self.arrivals.arrived(prompt, ask.output, ASSUMED.prefill(prompt - cached, cached))
 
-    def prefilled(self, worker: Endpoint, work: Work, prompt: int, seconds: float, cached: int | None) -> None:
+    def prefilled(self, worker: Worker, work: Work, prompt: int, seconds: float, cached: int | None) -> None:
         """A prefill took ``seconds``, queueing included; the engine says that ``cached`` tokens were, if it says so."""
         predicted = work.seconds if cached is None else ASSUMED.prefill(max(1, prompt - cached), cached)
         # What waited would seem slow where other routers' work, which was in front of it, is not known.
@@ -46,7 +60,7 @@ class Meter:
             self.arrivals.cached(prompt, cached)
             self._hit.learn(prompt, cached)
 
-    def wrote(self, worker: Endpoint, tokens: int, seconds: float) -> None:
+    def wrote(self, worker: Worker, tokens: int, seconds: float) -> None:
         """A stream of ``tokens`` is complete, ``seconds`` apart on average (0: too few to tell)."""
         self.arrivals.streamed(tokens)
         load = self._ledger.seen(worker.id)
@@ -59,7 +73,7 @@ class Meter:
         """Forget workers that are gone."""
         self._answered = {key: count for key, count in self._answered.items() if key[0] in known}
 
-    def _warm(self, worker: Endpoint, prefill: bool) -> bool:
+    def _warm(self, worker: Worker, prefill: bool) -> bool:
         """Count an answered leg; return whether the worker had answered enough of them before."""
         before = self._answered.get((worker.id, prefill), 0)
         if before < COLD_LEGS:
