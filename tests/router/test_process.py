@@ -193,6 +193,44 @@ async def test_routers_hear_of_each_others_work_and_outlive_each_other(program, 
         await other.stop()
 
 
+async def test_debug_shows_what_a_router_is_at_and_its_last_choices(program, kit):
+    await program.start("--workers", "2")
+    await ready(program)
+    state = (await program.page("/debug")).json
+    assert (state["pool"], state["policy"], len(state["config"])) == (CONFIG.pool, CONFIG.policy, 12)
+    assert set(state["versions"]) == {"twinpool", "python"}
+    control = state["control"]
+    assert (control["synced"], control["stopping"], control["endpoints"], control["admitted"]) == (True, False, 2, 2)
+    assert sum(control["process"]["tasks"].values()) >= 6
+    assert {one["process"]["pid"] for one in state["processes"]} == set(program.children())
+    for one in state["processes"]:
+        assert (one["running"], one["waiting"], one["draining"], one["prefillWorkers"]) == (0, 0, False, 1)
+        assert set(one["process"]["lag"]) == {"lastMs", "worstMs"}
+        assert one["process"]["peakMemoryBytes"] > 2**20
+    unknown = {"recording": False, "decisions": []}
+    assert (await program.page("/debug/decisions")).json == {"processes": [unknown, unknown]}, "nothing was kept so far"
+    client = await program.connect()
+    client.send(kit.post(kit.STREAM))
+    await client.answer()
+    kept = (await program.page("/debug/decisions")).json["processes"]
+    assert [one["recording"] for one in kept] == [True, True]
+    assert [d["choice"] for one in kept for d in one["decisions"]] == ["prefill", "decode"]
+    names = {e["role"]: e["name"] for e in (await program.page("/admin/endpoints")).json["endpoints"]}
+    assert [d["chosen"] for one in kept for d in one["decisions"]] == [names["prefill"], names["decode"]]
+    assert "idleConnections" in state["processes"][0]
+    # A process that does not answer is named as such; the others are shown.
+    stopped = program.children()[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        some = (await program.page("/debug")).json["processes"]
+        assert sorted(one is None for one in some) == [False, True]
+        assert None in (await program.page("/debug/decisions")).json["processes"]
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    client.send(b"GET /debug HTTP/1.1\r\nHost: r\r\n\r\n")
+    assert (await client.answer()).status == 404, "clients cannot reach it"
+
+
 async def test_a_dead_data_process_is_replaced_and_its_counts_stay(program, kit):
     await program.start()
     await ready(program)

@@ -74,7 +74,7 @@ class Breaker:
             return ()
         avoided = self.suspects(now)
         for endpoint, (since, seconds) in list(self._growing.items()):
-            share = FIRST_SHARE + (1 - FIRST_SHARE) * (now - since) / seconds
+            share = _share(since, seconds, now)
             if share >= 1:
                 del self._growing[endpoint]
             elif rng.random() >= share:
@@ -85,6 +85,13 @@ class Breaker:
         """Return the ids that are avoided altogether."""
         return {endpoint for endpoint, suspect in self._suspects.items() if suspect.until > now}
 
+    def state(self, now: float) -> dict[str, dict[str, float]]:
+        """Return for each endpoint with an opinion for how many seconds it is avoided yet, or what its share is."""
+        found = {name: {"avoidedSeconds": round(max(0.0, one.until - now), 3)} for name, one in self._suspects.items()}
+        for name, (since, seconds) in self._growing.items():
+            found[name] = {"share": round(min(1.0, _share(since, seconds, now)), 3)}
+        return found
+
     def keep(self, known: Container[str], admitted: Iterable[str], now: float) -> None:
         """Forget endpoints that no longer exist; those admitted now beside others start slowly."""
         admitted = frozenset(admitted)
@@ -94,3 +101,7 @@ class Breaker:
         for book in (self._suspects, self._growing):
             for gone in [endpoint for endpoint in book if endpoint not in known]:
                 del book[gone]
+
+
+def _share(since: float, seconds: float, now: float) -> float:
+    return FIRST_SHARE + (1 - FIRST_SHARE) * (now - since) / seconds

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from twinpool.core.protocol import Policy, RouterConfig
+    from twinpool.router.logic.decisions import Decisions
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.index_exact import Held
     from twinpool.router.logic.ledger import Ledger
@@ -94,6 +95,8 @@ class Chooser:
         self.index = ApproximateIndex(INDEX_BLOCKS if self._aware else 0)
         self.exact = ExactView()
         self.foresight = Foresight()
+        #: What was chosen lately; None while nobody looks.
+        self.decisions: Decisions | None = None
         #: Places by id in the workers that were chosen from last, where they are many.
         self._places: tuple[Sequence[Endpoint], dict[str, int]] = ((), {})
 
@@ -120,24 +123,35 @@ class Chooser:
             return True
         _, prefill = self._candidates(asked, prefills)
         _, decode = self._candidates(asked, decodes)
-        return (
-            price.decide(asked.ask, prefill, decode, self.foresight.prices, self._rng, self._ttft).prefill is not None
-        )
+        decision = price.decide(asked.ask, prefill, decode, self.foresight.prices, self._rng, self._ttft)
+        if self.decisions is not None:
+            self.decisions.handoff(asked.ask, decision.prefill is not None, decision.saved)
+        return decision.prefill is not None
 
     def prefill(self, asked: Asked, workers: Sequence[Endpoint]) -> Endpoint:
         """Choose one of ``workers``, which must not be empty, for the prefill."""
         if self._policy != "price" or len(workers) == 1:
             return self._simple(asked, workers, "prefill")
         priced, candidates = self._candidates(asked, workers)
-        return priced[price.cheapest_prefill(asked.ask, candidates, self.foresight.prices, self._rng, self._ttft).place]
+        prices = self.foresight.prices
+        place = price.cheapest_prefill(asked.ask, candidates, prices, self._rng, self._ttft).place
+        if self.decisions is not None:
+            costs = price.prefill_prices(asked.ask, candidates, prices)
+            self.decisions.note("prefill", asked.ask, priced, place, candidates, costs)
+        return priced[place]
 
     def decode(self, asked: Asked, workers: Sequence[Endpoint], whole: bool) -> Endpoint:
         """Choose one of ``workers``, which must not be empty, for the answer, or for all of a request (``whole``)."""
         if self._policy != "price" or len(workers) == 1:
             return self._simple(asked, workers, "decode")
         priced, candidates = self._candidates(asked, workers)
-        choice = price.cheapest_whole if whole else price.cheapest_decode
-        return priced[choice(asked.ask, candidates, self.foresight.prices, self._rng).place]
+        choice, prices = price.cheapest_whole if whole else price.cheapest_decode, self.foresight.prices
+        place = choice(asked.ask, candidates, prices, self._rng).place
+        if self.decisions is not None:
+            costs = [choice(asked.ask, (one,), prices, self._rng).price for one in candidates]
+            name = "whole" if whole else "decode"
+            self.decisions.note(name, asked.ask, priced, place, candidates, costs)
+        return priced[place]
 
     def sent(self, asked: Asked, worker: Endpoint) -> Work:
         """A prefill goes to ``worker``: return what it is expected to be, and remember what the worker then holds."""
@@ -211,7 +225,10 @@ class Chooser:
     def _simple(self, asked: Asked, workers: Sequence[Endpoint], role: str) -> Endpoint:
         self._turns[role] += 1
         if len(workers) == 1:
+            if self.decisions is not None:
+                self.decisions.note(role, asked.ask, workers, 0)
             return workers[0]
+        candidates: Sequence[Candidate] = ()
         match self._policy:
             case "round-robin":
                 place = policy.round_robin(len(workers), self._turns[role])
@@ -224,6 +241,8 @@ class Chooser:
             case _:
                 workers, candidates = self._candidates(asked, workers)
                 place = policy.longest_prefix(candidates, self._rng)
+        if self.decisions is not None:
+            self.decisions.note(role, asked.ask, workers, place, candidates)
         return workers[place]
 
     def _candidates(

@@ -6,12 +6,13 @@ well under a millisecond, in place of a table in shared memory whose every entry
 """
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from twinpool.router.logic.arrivals import Arrivals
 from twinpool.router.logic.copies import Others
+from twinpool.router.logic.decisions import Decision
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.index_exact import Held
 from twinpool.router.logic.ledger import Load
@@ -51,6 +52,13 @@ class Ask(msgspec.Struct, tag=True, frozen=True):
     """Report at once."""
 
     number: int
+
+
+class Look(msgspec.Struct, tag=True, frozen=True):
+    """Somebody looks at ``/debug``: answer with :class:`State`, and keep choices for a while when ``decisions``."""
+
+    number: int
+    decisions: bool = False
 
 
 class Drain(msgspec.Struct, tag=True, frozen=True):
@@ -123,8 +131,16 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     foresight: dict[str, tuple[float, int]] = {}
 
 
-Down = Hello | Endpoints | Keys | Shed | Ask | Drain | Relied | Emptied | Located | Elsewhere
-Up = Report | Locate | Sent | Here
+class State(msgspec.Struct, tag=True, frozen=True):
+    """The answer to :class:`Look`: what a data process is at, and its choices if it kept some (None: it began now)."""
+
+    number: int
+    state: dict[str, Any]
+    decisions: list[Decision] | None = None
+
+
+Down = Hello | Endpoints | Keys | Shed | Ask | Look | Drain | Relied | Emptied | Located | Elsewhere
+Up = Report | Locate | Sent | Here | State
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(Down).decode

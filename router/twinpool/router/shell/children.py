@@ -45,6 +45,7 @@ class Child:
         self._retired_arrivals = Arrivals()
         self._last_arrivals = Arrivals()
         self._answers: dict[int, asyncio.Event] = {}
+        self._looks: dict[int, asyncio.Future[channel.State]] = {}
         self._draining = False
         self.loads: list[tuple[str, Load]] = []
         #: Kept over a new start: what caches were good for does not change with the process that saw it.
@@ -98,6 +99,10 @@ class Child:
                 self._take(message)
             elif isinstance(message, channel.Here):
                 self.loads = message.loads
+            elif isinstance(message, channel.State):
+                looked = self._looks.pop(message.number, None)
+                if looked is not None and not looked.done():
+                    looked.set_result(message)
             else:
                 self._asked(self, message)
         self.up = False
@@ -152,3 +157,14 @@ class Child:
             self._answers.pop(number, None)
             return self._writer is None
         return True
+
+    async def look(self, number: int, decisions: bool) -> channel.State | None:
+        """Ask what the process is at, and for its choices; None when it does not answer in time."""
+        looked = self._looks[number] = asyncio.get_running_loop().create_future()
+        self.tell(channel.Look(number, decisions))
+        try:
+            return await asyncio.wait_for(looked, _ANSWER_SECONDS)
+        except TimeoutError:
+            return None
+        finally:
+            self._looks.pop(number, None)

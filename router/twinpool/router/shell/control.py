@@ -20,6 +20,7 @@ from twinpool.core.errors import InvalidValue
 from twinpool.router.logic import arrivals
 from twinpool.router.logic.balance import to_shed
 from twinpool.router.logic.copies import Copies, Copy, loads_of, write_books
+from twinpool.router.logic.lag import Lag
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.metrics import Numbers, render, total
 from twinpool.router.logic.policy import PREFIX_AWARE
@@ -27,6 +28,7 @@ from twinpool.router.shell import channel
 from twinpool.router.shell.admin import JSON, METRICS, AdminServer
 from twinpool.router.shell.children import Child
 from twinpool.router.shell.copies import PATH, follow
+from twinpool.router.shell.debug import debug_page, decisions_page, follow_lag
 from twinpool.router.shell.discovery import PodWatch, follow_file
 from twinpool.router.shell.events import Followers
 from twinpool.router.shell.pages import books_of, entry_of, least_room, predictions_of
@@ -67,6 +69,7 @@ class Control:
         self._keys = None if settings.keys is None else read_keys(settings.keys)
         self._children = [Child(listener, self._greeting, self._asked) for _ in range(settings.workers)]
         self._questions = 0
+        self._lag = Lag()
         #: What nobody else is called: this process.
         self._name = os.urandom(8).hex()
         self._copies = Copies(self._name, settings.workers)
@@ -91,6 +94,7 @@ class Control:
         secrets = asyncio.ensure_future(self._follow_keys())
         balance = asyncio.ensure_future(self._balance())
         books = asyncio.ensure_future(follow(self._copies, self._tell_elsewhere))
+        lag = asyncio.ensure_future(follow_lag(self._lag))
         children = [asyncio.ensure_future(child.run()) for child in self._children]
         stop = asyncio.ensure_future(self._stopping.wait())
         log.info("serving pool %s on %s:%d", settings.config.pool, settings.host, settings.port)
@@ -108,7 +112,7 @@ class Control:
             if self._gathering is not None:
                 self._gathering.cancel()
             self._followers.close()
-            tasks = (discovery, secrets, balance, books, stop, *children)
+            tasks = (discovery, secrets, balance, books, lag, stop, *children)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,6 +128,8 @@ class Control:
             "/admin/ledger": self._ledger_page,
             PATH: self._books_page,
             "/admin/work": self._work_page,
+            "/debug": self._debug_page,
+            "/debug/decisions": self._decisions_page,
         }
         host, port = self._settings.host, self._settings.admin_port
         try:
@@ -360,6 +366,21 @@ class Control:
             "kvTokens": least_room(self._published),
         }
         return 200, JSON, json.dumps(body).encode()
+
+    async def _debug_page(self) -> tuple[int, str, bytes]:
+        self._questions += 1
+        more = {
+            "synced": self._synced,
+            "stopping": self._stopping.is_set(),
+            "endpoints": len(self._published),
+            "admitted": sum(endpoint.admitted for endpoint in self._published),
+            "eventsReliedOn": len(self._followers.relied[1]),
+        }
+        return await debug_page(self._children, self._questions, self._settings.config, self._lag, more)
+
+    async def _decisions_page(self) -> tuple[int, str, bytes]:
+        self._questions += 1
+        return await decisions_page(self._children, self._questions)
 
     def _loads(self) -> dict[str, Load]:
         loads: dict[str, Load] = {}

@@ -17,9 +17,12 @@ from random import Random
 
 import uvloop
 
+from twinpool.router.logic.decisions import LOOK_SECONDS, Decisions
 from twinpool.router.logic.keys import Keyring
+from twinpool.router.logic.lag import Lag
 from twinpool.router.shell import channel, routes
 from twinpool.router.shell.client import ClientConnection
+from twinpool.router.shell.debug import pool_state, process_state
 from twinpool.router.shell.listening import BACKLOG
 from twinpool.router.shell.pool import Pool
 from twinpool.router.shell.secrets import Certificate
@@ -40,6 +43,19 @@ class DataProcess:
         self._server = server
         self._clients = clients
         self._done = asyncio.Event()
+        self._lag = Lag()
+        #: When somebody looked at choices last.
+        self._looked_at = 0.0
+
+    def _looked(self, number: int, wanted: bool) -> channel.State:
+        """Return what this process is at; choices that are ``wanted`` are kept from now on, for a while."""
+        chooser, kept = self.pool.chooser, None
+        if wanted:
+            self._looked_at = self.pool.loop.time()
+            kept = chooser.decisions.last() if chooser.decisions is not None else None
+            chooser.decisions = chooser.decisions or Decisions(time.time)
+        state = {"process": process_state(self._lag), **pool_state(self.pool, len(self._clients))}
+        return channel.State(number, state, kept)
 
     def report(self, number: int = 0) -> channel.Report:
         """Return what was counted, with the gauges of this moment."""
@@ -83,6 +99,8 @@ class DataProcess:
                     self.pool.shed = connections
                 case channel.Ask(number):
                     channel.send(writer, self.report(number))
+                case channel.Look(number, decisions):
+                    channel.send(writer, self._looked(number, decisions))
                 case channel.Drain(lame_duck, timeout) if draining is None:
                     draining = asyncio.ensure_future(self._drain(lame_duck, timeout))
                 case _:
@@ -92,8 +110,12 @@ class DataProcess:
     async def tick(self, writer: asyncio.StreamWriter) -> None:
         """Look after time-outs and report, once a second."""
         while True:
+            planned = self.pool.clock() + _REPORT_SECONDS
             await asyncio.sleep(_REPORT_SECONDS)
+            self._lag.woke(planned, self.pool.clock())
             now = self.pool.loop.time()
+            if now - self._looked_at > LOOK_SECONDS:
+                self.pool.chooser.decisions = None
             for client in list(self._clients):
                 client.sweep(now)
             self.pool.connections.sweep(set(self.pool.directory.known))

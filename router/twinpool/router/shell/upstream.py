@@ -234,6 +234,10 @@ class Connections:
             if not idle:
                 del self._idle[endpoint]
 
+    def idle(self) -> dict[str, int]:
+        """Return how many idle connections each endpoint has."""
+        return {endpoint: len(idle) for endpoint, idle in self._idle.items()}
+
     def close(self) -> None:
         """Close every idle connection."""
         self.sweep(frozenset())
