@@ -84,9 +84,19 @@ def test_growth_that_chance_would_not_make_counts_with_its_slope() -> None:
 
     assert grown(0.1).slope == 0.0
     assert grown(0.1).totals.requests / grown(0.1).seconds == pytest.approx(2.05, rel=0.05)
-    sharp = grown(8.0)
-    assert sharp.slope == pytest.approx(8.0 / 30, rel=0.1)
-    assert sharp.totals.requests / sharp.seconds == pytest.approx(10, rel=0.05), "the newer half is what goes on"
+    looks = [Look(float(t), {"r": work(2.0 * t + 0.15 * max(0, t - 60) ** 2)}) for t in range(101)]
+    sharp = known(window(looks, ["r"], 100.0, 60.0))
+    assert sharp.slope == pytest.approx(0.3 * 25 / 30, rel=0.1)
+    assert sharp.totals.requests / sharp.seconds == pytest.approx(9.5, rel=0.05), "the newer half is what goes on"
+
+
+@pytest.mark.parametrize("since", [70, 92, 97])
+def test_a_step_is_no_rise_and_its_rate_is_what_came_since(since: int) -> None:
+    looks = [Look(float(t), {"r": work(2.0 * t + 18.0 * max(0, t - since))}) for t in range(101)]
+    found = known(window(looks, ["r"], 100.0, 60.0))
+    assert found.slope == 0.0
+    assert found.seconds == max(10, 100 - since), "a mean takes some seconds"
+    assert found.totals.requests / found.seconds == pytest.approx(2 + 18 * min(1.0, (100 - since) / 10), rel=0.05)
 
 
 def test_longer_prompts_at_the_same_rate_count_at_once() -> None:

@@ -281,6 +281,8 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     assert (queued.queue_concurrency, queued.queue_max) == (64, 0)
     assert (queued.queue_timeout, queued.queue_priorities, queued.queue_hold) == (0.5, True, 120.0)
     assert (queued.ttft, router_config(make_pool()).queue_max) == (0.8, 1024)
+    ranks = {"decode": {"parallelism": {"data": 2}, "engine": {"args": ["--max-num-seqs=32"]}}}
+    assert (router_config(make_pool(ranks)).sequences, router_config(make_pool()).sequences) == (64, 0)
     auth = {"secretRef": {"name": "k"}, "limit": {"requestsPerMinute": 60}}
     keyed = router_config(make_pool({"routing": {"auth": auth}}))
     assert (keyed.auth, keyed.key_requests, keyed.key_tokens) == (True, 60, 0)

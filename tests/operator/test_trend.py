@@ -18,6 +18,7 @@ from twinpool.operator.logic.trend import (
     remembered,
     slope,
     standing,
+    step_at,
     surge,
 )
 
@@ -51,6 +52,40 @@ def test_chance_is_rarely_taken_for_growth() -> None:
         first, second = (sum(dice.random() < 0.05 for _ in range(1200)) / 60 for _ in range(2))
         wrong += slope((Rate(0.0, first, 60.0),), Rate(180.0, second, 60.0), 180.0) > 0
     assert wrong < 400 * 0.05
+
+
+def test_what_jumped_is_no_slope() -> None:
+    found = tuple(Rate(10.0 * n, 8.0 if n < 30 else 20.0, 60.0) for n in range(40))
+    newest = Rate(400.0, 20.0, 60.0)
+    assert slope(found, newest, 180.0) > 0
+    assert slope(found, newest, 180.0, (Jump(300.0, 2.5, 20.0),)) == 0.0
+    after = tuple(Rate(10.0 * n, 8.0 if n < 30 else 20.0 + n - 30, 60.0) for n in range(48))
+    grows = slope(after, Rate(480.0, 38.0, 60.0), 180.0, (Jump(300.0, 2.5, 20.0),))
+    assert grows == pytest.approx(0.1), "what grows after it is one"
+
+
+def test_a_step_and_a_rise_are_told_apart() -> None:
+    def counts(rates: list[float]) -> list[tuple[float, float]]:
+        return [(2.0, 2.0 * rate) for rate in rates]
+
+    assert step_at(counts([8.0] * 20 + [20.0] * 10)) == 20
+    assert step_at(counts([8.0] * 20 + [8.0 + 1.2 * n for n in range(10)])) is None
+    assert step_at(counts([8.0 + 0.4 * n for n in range(30)])) is None
+    assert step_at(counts([20.0] * 15 + [8.0] * 15)) is None, "that fell"
+    assert step_at(counts([8.0])) is None
+    assert step_at([]) is None
+    assert step_at(counts([0.0] * 20 + [20.0] * 10)) == 20
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.integers(0, 500)), max_size=30))
+def test_a_step_begins_where_more_comes_than_before(counts: list[tuple[float, float]]) -> None:
+    place = step_at(counts)
+    if place is not None:
+        before, after = (
+            sum(came for _, came in part) / sum(seconds for seconds, _ in part)
+            for part in (counts[:place], counts[place:])
+        )
+        assert before < after
 
 
 def test_a_jump_is_one_that_chance_does_not_make_and_is_forgotten_after_an_hour() -> None:

@@ -137,11 +137,12 @@ def test_a_copy_that_cannot_be_heard_is_taken_to_have_as_much_while_it_serves() 
     own = [{"a": (1, 1, 1)}, {"b": (2, 1, 0)}]
     first, second = copies.others(own, 10.5)
     assert (first.loads, first.unheard) == ({"a": (5, 1, 7), "b": (2, 1, 0)}, 0)
+    assert first.processes == 1 + 3
     assert (second.loads, second.unheard) == ({"a": (6, 2, 8)}, 0)
     assert [copy.name for copy in copies.asked()] == ["theirs", "starts"]
     # Its three processes are supposed to be as busy as each of ours; one that does not serve yet is not.
     first, _ = copies.others(own, 10.0 + STALE_SECONDS)
-    assert (first.loads, first.unheard) == ({"b": (2, 1, 0)}, 3)
+    assert (first.loads, first.unheard, first.processes) == ({"b": (2, 1, 0)}, 3, 1 + 3)
     ledger = Ledger()
     ledger.admit("a", 10, 1.0)
     ledger.elsewhere(by_endpoint(first.loads, ["a", "b"]), first.unheard)

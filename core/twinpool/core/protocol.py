@@ -238,6 +238,8 @@ class RouterConfig:
     drain_timeout: float = 300.0
     #: The queue of one router: requests that it keeps at one decode worker, that may wait, and for how many seconds.
     queue_concurrency: int = 8192
+    #: What a decode engine runs at once, over all routers; 0: not known. With an objective no more are sent to it.
+    sequences: int = 0
     queue_max: int = 1024
     queue_timeout: float = 30.0
     #: How long requests wait while no decode worker serves; 0: not at all.

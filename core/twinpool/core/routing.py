@@ -70,7 +70,7 @@ class RequestQueue(Part):
         ge=1,
         le=1_000_000,
         description="Requests that one router keeps at one decode worker; more wait in its queue. The default only "
-        "bounds memory: what the engine runs at once (vLLM's max_num_seqs), divided by the routers, keeps waits short.",
+        "bounds memory: with objectives.ttft engines get no more than they run at once (--max-num-seqs) anyway.",
     )
     max: int = Field(
         1024,

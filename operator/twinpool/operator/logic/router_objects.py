@@ -11,6 +11,7 @@ from twinpool.operator.logic import names
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.pod_defaults import with_defaults
 from twinpool.operator.logic.pods import downward_env, enforced
+from twinpool.operator.logic.sequences import sequences
 from twinpool.operator.logic.timing import router_drain, router_grace
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def router_config(pool: InferencePool) -> RouterConfig:
         continuation=pool.spec.routing.continuation,
         drain_timeout=float(router_drain(pool)),
         queue_concurrency=queue.concurrency,
+        sequences=(sequences(pool) or 0) * pool.spec.decode.parallelism.data,
         queue_max=queue.max,
         queue_timeout=parse_duration(queue.timeout),
         queue_hold=parse_duration(queue.hold) if queue.hold else 0.0,

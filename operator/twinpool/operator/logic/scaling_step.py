@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from twinpool.core.economics import ASSUMED
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic.scaling import Decision, Limits, Needs, Pair, cheapest, plan_scale
 from twinpool.operator.logic.scaling_need import Demand, Group, Promise, largest_batch, suffering
+from twinpool.operator.logic.sequences import sequences
 from twinpool.operator.logic.target import limits as limits_of
 from twinpool.operator.logic.trend import Jump, Rate, in_flight, leapt, remembered, slope, standing, surge
 
@@ -116,9 +116,9 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
     if rates[-1] is newest:
         jumps = leapt(jumps, state.rates, newest)
     prices, promise = ASSUMED.scaled(learnt.step_factor), promise_of(pool)
-    group = Group(work.kv_tokens or _ROOM, _sequences(pool))
+    group = Group(work.kv_tokens or _ROOM, sequences(pool) or _SEQUENCES)
     growth = max(
-        growth_of(work, seen.start, slope(state.rates, newest, seen.start)),
+        growth_of(work, seen.start, slope(state.rates, newest, seen.start, jumps)),
         surge(jumps, newest, since, seen.start, promise.miss),
     )
     demand = _ahead(demand_of(work, learnt), seen, prices, promise, group)
@@ -267,12 +267,3 @@ def promise_of(pool: InferencePool) -> Promise:
         parse_duration(objectives.itl) if objectives.itl else math.inf,
         1 - objectives.percentile / 100,
     )
-
-
-def _sequences(pool: InferencePool) -> int:
-    """Return the sequences that a decode engine runs at once, by its arguments."""
-    words = [
-        word for argument in (*pool.spec.engine.args, *pool.spec.decode.engine.args) for word in argument.split("=")
-    ]
-    found = [after for word, after in pairwise(words) if word == "--max-num-seqs"]
-    return int(found[-1]) if found and found[-1].isdecimal() else _SEQUENCES

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from twinpool.operator.logic.scaling_report import Totals
+from twinpool.operator.logic.trend import step_at
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +30,8 @@ MOST = 256
 _SEEN = 0.25
 #: Standard deviations by which the newer half of the window must exceed the older one to count as growth.
 _SURE = 3.0
+#: Seconds after a step from which a rate is taken at least.
+_SETTLED = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +112,34 @@ def _judged(pieces: Sequence[_Piece], recent: Sequence[Look], covered: float) ->
     middle = recent[-1].at - covered / 2
     older = [piece for piece in pieces if piece[1] <= middle]
     newer = [piece for piece in pieces if piece[1] > middle]
-    slope, grew = 0.0, False
+    slope, kept = 0.0, pieces
     if older and newer:
         (first, first_seconds), (second, second_seconds) = _both(older), _both(newer)
         slope = _surely_more(first.requests, first_seconds, second.requests, second_seconds) / (covered / 2)
         spread = first.prefill_squared / first_seconds**2 + second.prefill_squared / second_seconds**2
         more = second.prefill / second_seconds - first.prefill / first_seconds
-        grew = slope > 0 or more > _SURE * math.sqrt(spread)
-    totals, seconds = _both(newer if grew else pieces)
+        if slope > 0 or more > _SURE * math.sqrt(spread):
+            kept = newer
+        if slope > 0 and (place := step_at([(end - begin, came.requests) for begin, end, came in pieces])) is not None:
+            slope, kept = 0.0, _long_enough(pieces, place)
+    totals, seconds = _both(kept)
     return Window(
         seconds,
         totals,
         slope,
-        _dispersion(newer if grew else pieces),
+        _dispersion(kept),
         waiting=sum(work.waiting for work in recent[-1].work.values()),
         prefill=sum(work.prefill for work in recent[-1].work.values()),
         decoding=fmean(sum(work.decoding for work in look.work.values()) for look in recent),
         kv_tokens=min((work.kv_tokens for work in recent[-1].work.values() if work.kv_tokens), default=0),
     )
+
+
+def _long_enough(pieces: Sequence[_Piece], place: int) -> Sequence[_Piece]:
+    """Return the pieces from ``place`` on, and as many before it as a mean takes."""
+    while place > 0 and pieces[-1][1] - pieces[place][0] < _SETTLED:
+        place -= 1
+    return pieces[place:]
 
 
 def _both(pieces: Sequence[_Piece]) -> tuple[Totals, float]:

@@ -45,19 +45,61 @@ def remembered(rates: Sequence[Rate], newest: Rate, start: float) -> tuple[Rate,
     return (*(rate for rate in rates if rate.at >= reach), newest)
 
 
-def slope(rates: Sequence[Rate], newest: Rate, start: float) -> float:
+def slope(rates: Sequence[Rate], newest: Rate, start: float, jumps: Sequence[Jump] = ()) -> float:
     """Return by how many requests/s the rate grew per second since about ``start`` ago; 0 where that may be chance.
 
-    The two spans do not overlap. Poisson: the variance of a count is its mean.
+    What jumped meanwhile is no slope: since a jump only what came after it is compared. The two spans do not overlap.
+    Poisson: the variance of a count is its mean.
     """
-    lag = max(newest.seconds, min(FARTHEST, start))
-    earlier = [rate for rate in rates if newest.at - rate.at >= 0.8 * lag]
+    since = max((jump.at for jump in jumps), default=-math.inf)
+    lag = max(newest.seconds, min(FARTHEST, start, newest.at - newest.seconds - since))
+    earlier = [rate for rate in rates if newest.at - rate.at >= 0.8 * lag and rate.at >= since]
     if not earlier or newest.seconds <= 0:
         return 0.0
     old = earlier[-1]
     spread = math.sqrt(max(old.rate, 1 / old.seconds) / old.seconds + newest.rate / newest.seconds)
     more = newest.rate - old.rate
     return more / (newest.at - old.at) if more > SURE * spread else 0.0
+
+
+def step_at(counts: Sequence[tuple[float, float]]) -> int | None:
+    """Return the place of the first count after a sudden rise; None where a steady rise tells them better, or nothing.
+
+    ``counts`` are seconds and the requests that came in them. Both are judged by their greatest likelihood over where
+    the rise begins (Poisson): a rate that is another from there on, or one that grows evenly from there to the end. A
+    step that is taken for the beginning of a rise would be extended to rates that never come.
+    """
+    most, found = -math.inf, None
+    for place in range(1, len(counts)):
+        before, after = _rate(counts[:place]), _rate(counts[place:])
+        if after <= before:
+            continue
+        rise, passed = [], 0.0
+        length = sum(seconds for seconds, _ in counts[place:])
+        for seconds, _ in counts[place:]:
+            rise.append(before + 2 * (after - before) * (passed + seconds / 2) / length)
+            passed += seconds
+        settled = [before] * place
+        step = _likelihood(counts, [*settled, *([after] * len(rise))])
+        if step > most:
+            most, found = step, place
+        steady = _likelihood(counts, [*settled, *rise])
+        if steady > most:
+            most, found = steady, None
+    return found
+
+
+def _rate(counts: Sequence[tuple[float, float]]) -> float:
+    return sum(came for _, came in counts) / max(1e-3, sum(seconds for seconds, _ in counts))
+
+
+def _likelihood(counts: Sequence[tuple[float, float]], rates: Sequence[float]) -> float:
+    """Return the logarithm of the likelihood of Poisson counts, but for what is the same for all rates."""
+    found = 0.0
+    for (seconds, came), rate in zip(counts, rates, strict=True):
+        mean = max(1e-6, rate * seconds)
+        found += came * math.log(mean) - mean
+    return found
 
 
 @dataclass(frozen=True, slots=True)

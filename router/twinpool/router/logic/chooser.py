@@ -176,6 +176,10 @@ class Chooser:
             return 0.0
         return (work.before + work.seconds) * self.foresight.prefill.factor * self.foresight.pace(worker)
 
+    def computing(self, work: Work, worker: str) -> float:
+        """Return the seconds of it that are no queueing; 0 where nothing is priced."""
+        return work.seconds * self.foresight.prefill.factor * self.foresight.pace(worker) if self._aware else 0.0
+
     def first(self, asked: Asked, worker: Endpoint, work: Work | None) -> First | None:
         """An answer is asked of ``worker``, whole with ``work``, else after a handoff: foretell its first token.
 

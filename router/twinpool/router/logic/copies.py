@@ -57,10 +57,11 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """The work of all other processes, and how many are not heard of."""
+    """The work of all other processes, how many are not heard of, and how many they are in all."""
 
     loads: Loads
     unheard: int = 0
+    processes: int = 0
 
 
 def copy_of_pod(pod: Mapping[str, Any], port: int) -> Copy | None:
@@ -150,17 +151,18 @@ class Copies:
     def others(self, processes: Sequence[Loads], now: float) -> list[Others]:
         """Return, for each of the own data ``processes`` with these books, the work of all others."""
         elsewhere: Loads = {}
-        unheard = 0
+        unheard, heard = 0, len(processes) - 1
         for copy in self.asked():
             since, books = self._heard.get(copy.name, (-STALE_SECONDS, None))
             if books is not None and now - since < STALE_SECONDS:
                 _add(elsewhere, books.loads)
+                heard += books.processes
             elif copy.serves:
                 unheard += self._processes if books is None else books.processes
         together = dict(elsewhere)
         for loads in processes:
             _add(together, loads)
-        return [Others(_without(together, loads), unheard) for loads in processes]
+        return [Others(_without(together, loads), unheard, heard + unheard) for loads in processes]
 
     def state(self, now: float) -> list[dict[str, Any]]:
         """Return what is known of each other router, as ``/admin/ledger`` shows it."""

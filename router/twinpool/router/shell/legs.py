@@ -72,12 +72,15 @@ class _Leg:
 class PrefillLeg(_Leg):
     """Collects the short answer of a prefill worker."""
 
-    __slots__ = ("_exchange", "_head", "_pieces", "_size", "_started", "expected", "seconds")
+    __slots__ = ("_cost", "_exchange", "_head", "_pieces", "_size", "_started", "expected", "seconds")
 
     def __init__(self, exchange: Exchange, endpoint: Endpoint, tokens: int, work: Work) -> None:
         super().__init__(exchange.pool, endpoint, tokens, work)
         self._exchange = exchange
         self.expected = work
+        #: Seconds that it is expected to compute.
+        self._cost = exchange.pool.chooser.computing(work, endpoint.id)
+        exchange.pool.admission.sent(self._cost)
         #: How long it took; known at its end.
         self.seconds = 0.0
         self._head: Head | None = None
@@ -89,6 +92,12 @@ class PrefillLeg(_Leg):
         """Send the leg, its target and header lines given as ``head``, over the open connection."""
         if self.upstream is not None:
             self.upstream.send(self, head, body)
+
+    def close(self) -> None:
+        """Take the leg out of the books, and let others go ahead."""
+        if not self.closed:
+            self._pool.admission.computed(self._cost)
+        super().close()
 
     def on_head(self, head: Head) -> None:
         """See :class:`twinpool.router.shell.upstream.Leg`."""

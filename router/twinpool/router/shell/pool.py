@@ -15,6 +15,7 @@ from twinpool.router.logic.copies import STALE_SECONDS, by_endpoint
 from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.meter import Meter
 from twinpool.router.logic.metrics import Numbers, keep_workers
+from twinpool.router.logic.places import Elsewhere, places
 from twinpool.router.logic.queue import LEAST_URGENT, MOST_URGENT
 from twinpool.router.logic.rate import Rates
 from twinpool.router.logic.warmth import Warmth
@@ -54,6 +55,7 @@ class Pool:
         self.directory: Directory = endpoints.EMPTY
         self._shares: dict[str, float] = {}
         self.ledger = Ledger(processes - 1)
+        self._elsewhere = Elsewhere({}, processes - 1, processes - 1)
         #: When the work of others was heard of last.
         self._heard = 0.0
         self.chooser = Chooser(config, self.ledger, rng)
@@ -99,19 +101,29 @@ class Pool:
         self.warmth.keep(self.directory.known)
         self.connections.sweep(set(self.directory.known))
         keep_workers(self.numbers, {endpoint.pod for endpoint in known})
-        # Each data process has its share of the places, and at least one.
-        self.admission.resize(-(-self.config.queue_concurrency * len(self.directory.decode) // self._processes))
+        self._resize()
 
     def others(self, others: Others) -> None:
         """Take this for the work of all other processes."""
         self._heard = self.loop.time()
-        self.ledger.elsewhere(by_endpoint(others.loads, self.directory.known), others.unheard)
+        loads = by_endpoint(others.loads, self.directory.known)
+        self.ledger.elsewhere(loads, others.unheard)
+        self._elsewhere = Elsewhere(loads, others.processes, others.unheard)
+        self._resize()
 
     def expire(self) -> None:
         """Forget the work of others when it was not heard of for long; siblings are then supposed to have as much."""
         if self._heard and self.loop.time() - self._heard > STALE_SECONDS:
             self._heard = 0.0
             self.ledger.elsewhere({}, self._processes - 1)
+            self._elsewhere = Elsewhere({}, self._processes - 1, self._processes - 1)
+            self._resize()
+
+    def _resize(self) -> None:
+        """Reckon anew how much may be at the workers."""
+        prefill, decode = self.directory.prefill, self.directory.decode
+        factor = self.chooser.foresight.prefill.factor
+        self.admission.resize(*places(self.config, prefill, decode, self._elsewhere, self._processes, factor))
 
     def priority(self, request: Request) -> int:
         """Return the priority that a request has in the queue."""
@@ -120,10 +132,15 @@ class Pool:
         return min(max(request.priority, MOST_URGENT), LEAST_URGENT)
 
     def hands_off(self, asked: Asked) -> bool:
-        """Decide whether a request that could be split over two workers is."""
-        return self.config.disaggregated and self.chooser.hands_off(
-            asked, self.directory.prefill, self.directory.decode
-        )
+        """Decide whether a request that could be split over two workers is.
+
+        Decode workers without a place left have no time for prompts: what they lose, everybody waits for.
+        """
+        if not self.config.disaggregated:
+            return False
+        if self.config.conditional == "auto" and self.admission.crowded and self.directory.prefill:
+            return True
+        return self.chooser.hands_off(asked, self.directory.prefill, self.directory.decode)
 
     def choose_prefill(self, asked: Asked, tried: Collection[str]) -> Endpoint | None:
         """Choose a prefill worker that was not tried yet."""

@@ -1,0 +1,69 @@
+"""How much of what the workers can take one process may send them; the rest waits in its queue. Pure.
+
+Engines queue what they cannot run, in order of arrival and without a bound: in overload everybody would wait his turn
+there and miss the objective. So with an objective decode workers get as many requests as they run at once, and prefill
+workers as much as they compute in half the objective; the queue of the router, which knows deadlines, holds the others.
+
+Always true: a process may have its equal share at least, so that nobody starves; and what others leave, so that the
+workers do not idle because clients chose another process.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from twinpool.core.protocol import RouterConfig
+    from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.logic.ledger import Load
+
+#: Share of the objective that the work of a prefill worker may take: the other half is for the request's own prefill.
+_SHARE: Final = 0.5
+
+
+class Elsewhere(NamedTuple):
+    """What all other processes have, by endpoint; how many they are, and of how many nothing is known."""
+
+    loads: Mapping[str, Load]
+    processes: int = 0
+    unheard: int = 0
+
+
+class Places(NamedTuple):
+    """Requests that a process may have at the workers, and seconds of prefill at prefill workers."""
+
+    requests: int
+    prefill: float = math.inf
+
+
+def places(
+    config: RouterConfig,
+    prefill: Sequence[Endpoint],
+    decode: Sequence[Endpoint],
+    elsewhere: Elsewhere,
+    processes: int,
+    factor: float = 1.0,
+) -> Places:
+    """Return what one of the ``processes`` of a router may have at these workers; 0 requests where nobody decodes.
+
+    ``factor``: observed over modelled seconds of a prefill, since others tell theirs as the model has them.
+    """
+    # Each data process has its share of the places, and at least one.
+    requests = -(-config.queue_concurrency * len(decode) // processes)
+    if config.ttft is None or not decode:
+        return Places(requests)
+    if config.sequences:
+        there = sum(load.requests for load in elsewhere.loads.values())
+        requests = min(requests, max(1, math.ceil(_part(config.sequences * len(decode), there, elsewhere))))
+    if not prefill:
+        return Places(requests)
+    work = sum(elsewhere.loads[endpoint.id].backlog for endpoint in prefill if endpoint.id in elsewhere.loads)
+    return Places(requests, _part(_SHARE * config.ttft * len(prefill), work * factor, elsewhere))
+
+
+def _part(total: float, taken: float, elsewhere: Elsewhere) -> float:
+    equal = total / (1 + elsewhere.processes)
+    return equal if elsewhere.unheard else max(equal, total - taken)
