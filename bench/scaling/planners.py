@@ -12,7 +12,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.scaling.pool import BATCH, ITL, PRICES, TTFT, work_of
+from bench.scaling.pool import BATCH, ITL, PRICES, TTFT, Rule
 from bench.scaling.rules import MOST, bounded, held
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def batch_within(prompt: float, output: float) -> tuple[int, float]:
     return batch, PRICES.step(batch, batch * context)
 
 
-class Throughput:
+class Throughput(Rule):
     """Dynamo's throughput loop: ceil(rate / engine rate) every 180 s from the last interval's means (its constant
     predictor). The planner plans for full use; ``use`` is the share of it to plan for, its knob here."""
 
@@ -91,7 +91,7 @@ class Throughput:
         return bounded((rate / prefill / self._use, rate / decode / self._use), pool.workload)
 
 
-class TwoLoops:
+class TwoLoops(Rule):
     """Dynamo's two loops: throughput's numbers are a floor, beside which every 5 s one group of a role comes when the
     estimated TTFT (ITL) exceeds its objective, or goes when one fewer would keep 80 % of it; nothing happens while
     groups start. ``use`` as above."""
@@ -114,7 +114,7 @@ class TwoLoops:
 
     @staticmethod
     def _prefill(pool: Pool, now: int) -> int:
-        queued = sum(work_of(request) for request in pool.queue)
+        queued = pool.backlog()
         own = PRICES.prefill(3000, 0)
         if queued / now + own > TTFT:
             return now + 1
@@ -132,16 +132,18 @@ class TwoLoops:
         return now
 
 
-class TokenVelocity:
+class TokenVelocity(Rule):
     """TokenScale: tokens that arrive over what a group takes in (prefill) or lets go (decode), times ``factor``; decode
     groups are convertible: they prefill in chunks while all prefill groups are busy, as far as ITL allows."""
-
-    convertible = True
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._recent = _Recent(_SHORT)
         self._wishes: deque[tuple[float, tuple[int, int]]] = deque()
+
+    def decodes(self, pool: Pool, request: Arrival, at: float) -> bool:  # noqa: ARG002 - any prompt
+        """See :class:`bench.scaling.pool.Rule`."""
+        return pool.prefill[0] > at
 
     def decide(self, pool: Pool) -> tuple[int, int]:
         """See :class:`bench.scaling.pool.Rule`."""
@@ -155,7 +157,7 @@ class TokenVelocity:
         return held(self._wishes, pool, wish)
 
 
-class DecodeTokens:
+class DecodeTokens(Rule):
     """HeteroScale: decode tokens per second over ``target`` of a group's most, beyond a tenth of tolerance; prefill by
     a fixed ratio, 10 % more of both when TTFT is missed and 20 % when it is missed by far."""
 
@@ -180,7 +182,7 @@ class DecodeTokens:
         return held(self._wishes, pool, bounded((decode * self._ratio, decode), pool.workload))
 
 
-class QueueModel:
+class QueueModel(Rule):
     """WVA's queue model: the greatest rate at which M/M/1 keeps TTFT, and the largest batch keeps ITL; load over
     ``share`` of that rate."""
 
@@ -196,7 +198,7 @@ class QueueModel:
         rate = shape.rate
         if pool.now % _EVERY or not rate:
             return pool.wanted
-        rate += len(pool.queue) / _MINUTE
+        rate += pool.waiting() / _MINUTE
         service, decode = shape.capacity()
         left = max(1e-3, TTFT - PRICES.pull(int(shape.prompt)) - PRICES.step(1, shape.prompt))
         best = max(0.05 * service, service - 1 / left)
@@ -204,7 +206,7 @@ class QueueModel:
         return held(self._wishes, pool, bounded(wish, pool.workload))
 
 
-class QueueLength:
+class QueueLength(Rule):
     """HPA on queues: requests that wait for prefill, and those at decode beyond four fifths of its batches, for each
     group; ceil(now x queue / ``target``), the highest wish of the last 300 s."""
 
@@ -217,5 +219,5 @@ class QueueLength:
         if pool.now % _EVERY:
             return pool.wanted
         decode = (len(pool.running) + len(pool.entering)) / (0.8 * BATCH)
-        wish = (min(len(pool.queue) / self._target, 2.0 * pool.wanted[0] + 4), min(decode, float(MOST)))
+        wish = (min(pool.waiting() / self._target, 2.0 * pool.wanted[0] + 4), min(decode, float(MOST)))
         return held(self._wishes, pool, bounded(wish, pool.workload))

@@ -1,5 +1,8 @@
-"""A pool in virtual time whose numbers of groups change: one queue for prefill, shared steps for decode.
+"""A pool in virtual time whose numbers of groups change: one router, queues for prefill, shared steps for decode.
 
+The router holds requests back as Twinpool's does with an objective, for every rule: as many are at the workers as
+decode groups have places, and prefill groups have no more than half the objective to do; the others wait in its queue,
+whose order turns to newest first once the oldest has waited half the objective, and are turned away after 30 s.
 Coarser than ``twinpool.simulate``: decisions and decode steps happen on ticks of a second. Groups that are let go end
 what they do first, and count until then.
 """
@@ -29,6 +32,10 @@ BATCH = 64
 TTFT, ITL = 1.0, 0.03
 #: A run goes on so long until everything has been answered.
 _TAIL = 600
+#: What prefill groups may have to do in seconds, and how long the oldest request waits before the newest goes first.
+_HALF = TTFT / 2
+#: How long a request may wait at the router.
+_PATIENCE = 30.0
 
 
 def work_of(request: Arrival) -> float:
@@ -41,6 +48,10 @@ class Rule(Protocol):
 
     def decide(self, pool: Pool) -> tuple[int, int]:
         """Return prefill and decode groups to have."""
+
+    def decodes(self, pool: Pool, request: Arrival, at: float) -> bool:  # noqa: ARG002 - of others it is
+        """Return whether a decode group computes this prompt, if it can without breaking ITL."""
+        return False
 
 
 @dataclass(slots=True)
@@ -74,24 +85,39 @@ class Pool:
     came: list[Arrival] = field(default_factory=list)
     ended: list[Arrival] = field(default_factory=list)
     met: int = 0
+    #: Requests that were turned away, and those that are at workers.
+    refused: int = 0
+    admitted: int = 0
+    #: When places are free again in this second.
+    freed: deque[float] = field(default_factory=deque)
+    #: Prompts that are at prefill groups: when they begin and end, and their seconds by the model.
+    sent: list[tuple[float, float, float]] = field(default_factory=list)
     number: int = 0
     #: Tokens written so far, over all decode groups.
     written: float = 0.0
     #: When prefill groups that were ordered begin to serve.
     starting: list[float] = field(default_factory=list)
-    #: Until when decode groups that prefill for a while do so; the seconds of one step beside such a chunk.
-    converted: list[float] = field(default_factory=list)
+    #: Prompts that decode groups compute: from when to when.
+    chunks: list[tuple[float, float]] = field(default_factory=list)
 
     def ready(self) -> int:
         """Return the decode groups that serve."""
         return sum(at <= self.now for at in self.decode)
+
+    def waiting(self) -> int:
+        """Return the requests whose prefill has not begun."""
+        return len(self.queue) + sum(begin > self.now for begin, _, _ in self.sent)
+
+    def backlog(self) -> float:
+        """Return the seconds of prefill by the model that wait or are not done."""
+        return sum(map(work_of, self.queue)) + sum(work for _, end, work in self.sent if end > self.now)
 
 
 def run(workload: Workload, requests: Sequence[Arrival], rule: Rule, first: tuple[int, int]) -> Result:
     """Return what comes of a rule that begins with ``first`` groups, which serve from the start."""
     pool = Pool(workload, wanted=first, prefill=[0.0] * first[0], decode=[0.0] * first[1])
     coming, gpu_seconds, changes = deque(requests), 0.0, 0
-    while pool.now < LENGTH or (len(pool.ended) < len(requests) and pool.now < LENGTH + _TAIL):
+    while pool.now < LENGTH or (len(pool.ended) + pool.refused < len(requests) and pool.now < LENGTH + _TAIL):
         pool.now += 1.0
         pool.came = []
         while coming and coming[0].at <= pool.now:
@@ -99,9 +125,8 @@ def run(workload: Workload, requests: Sequence[Arrival], rule: Rule, first: tupl
         pool.queue.extend(pool.came)
         if workload.loss is not None and pool.now == workload.loss:
             _lose(pool)
-        _prefill(pool)
-        if getattr(rule, "convertible", False):
-            _convert(pool)
+        _foresee(pool)
+        _prefill(pool, rule)
         _decode(pool)
         leaving = sum(free > pool.now for free in pool.prefill) if len(pool.prefill) > pool.wanted[0] else 0
         gpu_seconds += max(pool.wanted[0], min(len(pool.prefill), pool.wanted[0] + leaving)) + len(pool.decode)
@@ -120,33 +145,82 @@ def _lose(pool: Pool) -> None:
     heapq.heapify(pool.prefill)
 
 
-def _prefill(pool: Pool) -> None:
+def _next(pool: Pool, at: float) -> tuple[Arrival, float] | None:
+    """Take the request that the router lets go next, at ``at`` or when one comes and a place is free in this second."""
+    if not pool.queue:
+        return None
+    at = max(at, pool.queue[0].at)
+    if pool.admitted >= pool.ready() * BATCH:
+        if not pool.freed:
+            return None
+        at = max(at, pool.freed.popleft())
+    pool.admitted += 1
+    place = 0
+    if pool.queue[0].at < at - _HALF:
+        place = next(back for back in range(len(pool.queue) - 1, -1, -1) if pool.queue[back].at <= at)
+    request = pool.queue[place]
+    del pool.queue[place]
+    return request, at
+
+
+def _foresee(pool: Pool) -> None:
+    """Turn away who waited too long, and foresee when requests end in this second: their places are free again then."""
     begin = pool.now - 1.0
-    while pool.queue and pool.prefill and pool.prefill[0] <= pool.now:
-        request = pool.queue.popleft()
-        start = max(request.at, pool.prefill[0], begin)
-        seconds = work_of(request) * pool.workload.slow
-        pool.busy += seconds
-        heapq.heapreplace(pool.prefill, start + seconds)
-        pool.number += 1
-        heapq.heappush(pool.handed, (start + seconds + PRICES.pull(request.prompt), pool.number, request))
-
-
-def _convert(pool: Pool) -> None:
-    """Let decode groups take prompts that would wait: in chunks that keep each step within ITL."""
+    while pool.queue and pool.queue[0].at < begin - _PATIENCE:
+        pool.queue.popleft()
+        pool.refused += 1
+    pool.freed.clear()
     ready = pool.ready()
-    pool.converted = [until for until in pool.converted if until > pool.now]
-    while len(pool.queue) > len(pool.prefill) and len(pool.converted) < ready and pool.running:
-        request = pool.queue.popleft()
-        batch, context = len(pool.running) / ready, pool.context / ready
-        chunk = _chunk(batch, context, pool.workload.slow)
-        if not chunk:
-            pool.queue.appendleft(request)
+    if not ready or not pool.running or pool.admitted + len(pool.queue) < ready * BATCH:
+        return
+    step = _step(pool, ready)
+    ends = sorted(end for end, *_ in pool.running if end < pool.steps + 1.0 / step)
+    pool.freed.extend(begin + (end - pool.steps) * step for end in ends)
+
+
+def _step(pool: Pool, ready: int) -> float:
+    """Return the seconds of one step of all batches together. Beside a chunk a step takes as long as it may."""
+    step = PRICES.step(max(1, len(pool.running)) / ready, pool.context / ready) * pool.workload.slow
+    beside = sum(min(end, pool.now) - max(begin, pool.now - 1.0) for begin, end in pool.chunks if begin < pool.now)
+    return step + max(0.0, ITL - step) * min(1.0, beside / ready)
+
+
+def _prefill(pool: Pool, rule: Rule) -> None:
+    """Give prompts to prefill groups, or to decode groups where the rule says so, as the router lets them go."""
+    begin = pool.now - 1.0
+    pool.sent = [prompt for prompt in pool.sent if prompt[1] > begin]
+    pool.chunks = [chunk for chunk in pool.chunks if chunk[1] > begin]
+    while pool.prefill and pool.prefill[0] - _HALF <= pool.now:
+        found = _next(pool, max(begin, pool.prefill[0] - _HALF))
+        if found is None:
             return
-        seconds = math.ceil((request.prompt - request.cached) / chunk) * ITL
-        pool.converted.append(pool.now + seconds)
+        request, at = found
+        end = _convert(pool, request, at) if rule.decodes(pool, request, at) else None
+        if end is None:
+            start, work = max(at, pool.prefill[0]), work_of(request)
+            end = start + work * pool.workload.slow
+            pool.sent.append((start, end, work))
+            pool.busy += end - start
+            heapq.heapreplace(pool.prefill, end)
+            end += PRICES.pull(request.prompt)
         pool.number += 1
-        heapq.heappush(pool.handed, (pool.now + seconds, pool.number, request))
+        heapq.heappush(pool.handed, (end, pool.number, request))
+
+
+def _convert(pool: Pool, request: Arrival, at: float) -> float | None:
+    """Let a decode group compute a prompt, in chunks that keep each step within ITL; return when it will have.
+
+    None where all groups do so already, or have no time for it.
+    """
+    ready = pool.ready()
+    if not ready or sum(begin <= at < end for begin, end in pool.chunks) >= ready:
+        return None
+    chunk = _chunk(len(pool.running) / ready, pool.context / ready, pool.workload.slow)
+    if not chunk:
+        return None
+    end = at + math.ceil((request.prompt - request.cached) / chunk) * ITL
+    pool.chunks.append((at, end))
+    return end
 
 
 def _chunk(batch: float, context: float, slow: float) -> int:
@@ -162,30 +236,46 @@ def _chunk(batch: float, context: float, slow: float) -> int:
 
 
 def _decode(pool: Pool) -> None:
-    ready = pool.ready()
+    """Write for a second: each request joins when its KV is there and a place is free, and leaves with its last token.
+
+    The batches of all groups step together, in the time that the batch at the beginning of the second takes.
+    """
+    ready, begin = pool.ready(), pool.now - 1.0
     while pool.handed and pool.handed[0][0] <= pool.now:
         at, _, request = heapq.heappop(pool.handed)
         pool.entering.append((at, request))
-    while pool.entering and len(pool.running) < ready * BATCH:
-        at, request = pool.entering.popleft()
-        waited = 0.0 if at > pool.now - 1.0 else pool.now - 0.5 - at
-        pool.number += 1
-        heapq.heappush(pool.running, (pool.steps + request.output, pool.number, at + waited, request))
-        pool.context += request.prompt + request.output / 2
-    if not pool.running or not ready:
+    if not ready or not (pool.running or pool.entering):
         return
-    step = PRICES.step(len(pool.running) / ready, pool.context / ready) * pool.workload.slow
-    # Beside a chunk a step takes as long as it may; all batches are taken together.
-    step += max(0.0, ITL - step) * len(pool.converted) / ready
-    pool.steps += 1.0 / step
-    pool.written += len(pool.running) / step
-    while pool.running and pool.running[0][0] <= pool.steps:
-        end, _, began, request = heapq.heappop(pool.running)
-        finish = pool.now - (pool.steps - end) * step
-        pool.context -= request.prompt + request.output / 2
-        pool.ended.append(request)
-        itl = max(step, (finish - began) / request.output)
-        pool.met += began + step - request.at <= TTFT and itl <= ITL
+    step = _step(pool, ready)
+    last = pool.steps + 1.0 / step
+    pool.written += min(ready * BATCH, len(pool.running) + len(pool.entering) / 2) / step
+    while pool.entering:
+        at, request = pool.entering[0]
+        joins = max(at, begin)
+        while len(pool.running) >= ready * BATCH and pool.running[0][0] <= last:
+            joins = max(joins, _end(pool, step))
+        if len(pool.running) >= ready * BATCH:
+            break
+        pool.entering.popleft()
+        pool.number += 1
+        entry = pool.steps + (joins - begin) / step + request.output
+        heapq.heappush(pool.running, (entry, pool.number, joins, request))
+        pool.context += request.prompt + request.output / 2
+    while pool.running and pool.running[0][0] <= last:
+        _end(pool, step)
+    pool.steps = last
+
+
+def _end(pool: Pool, step: float) -> float:
+    """Let the request that is done first go, and return when it is."""
+    end, _, began, request = heapq.heappop(pool.running)
+    finish = pool.now - 1.0 + (end - pool.steps) * step
+    pool.context -= request.prompt + request.output / 2
+    pool.ended.append(request)
+    pool.admitted -= 1
+    itl = max(step, (finish - began) / request.output)
+    pool.met += began + step - request.at <= TTFT and itl <= ITL
+    return finish
 
 
 def _resize(pool: Pool, target: tuple[int, int]) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from random import Random
 from typing import TYPE_CHECKING
 
-from bench.scaling.pool import BATCH, ITL, TTFT, work_of
+from bench.scaling.pool import BATCH, ITL, PRICES, TTFT, Rule, work_of
 from twinpool.core.spec import InferencePool
 from twinpool.operator.logic.scaling_report import Totals, Work
 from twinpool.operator.logic.scaling_step import Seen, State, advance
 from twinpool.operator.logic.scaling_window import Look, remembered, window
 from twinpool.operator.logic.target import limits
+from twinpool.router.logic import price
+from twinpool.router.logic.policy import Ask, Candidate
 
 if TYPE_CHECKING:
     from bench.scaling.pool import Pool
-    from bench.scaling.workloads import Workload
+    from bench.scaling.workloads import Arrival, Workload
 
 MOST = 16
 #: Seconds between two decisions of the rules of others, and for which they hold the highest wish before scaling in
@@ -33,7 +36,7 @@ def bounded(pair: tuple[float, float], workload: Workload) -> tuple[int, int]:
     return prefill, decode
 
 
-class Static:
+class Static(Rule):
     """The same numbers all the time."""
 
     def __init__(self, pair: tuple[int, int]) -> None:
@@ -44,7 +47,7 @@ class Static:
         return self._pair
 
 
-class Utilisation:
+class Utilisation(Rule):
     """HPA: ceil(now x use / target), 10 % tolerance, the highest wish of the last 300 s. ``ratio``: prefill for each
     decode group, fixed (kthena's and HeteroScale's band); None: each role by its own use."""
 
@@ -79,7 +82,7 @@ def held(wishes: deque[tuple[float, tuple[int, int]]], pool: Pool, wish: tuple[i
     return bounded((held[0], held[1]), pool.workload)
 
 
-class Concurrency:
+class Concurrency(Rule):
     """KPA: requests at a stage / target, over 60 s, or over 6 s when that asks for twice of what there is."""
 
     def __init__(self, target: float) -> None:
@@ -89,7 +92,7 @@ class Concurrency:
 
     def decide(self, pool: Pool) -> tuple[int, int]:
         """See :class:`bench.scaling.pool.Rule`."""
-        self._seen.append((len(pool.queue) + len(pool.handed), len(pool.running) + len(pool.entering)))
+        self._seen.append((len(pool.queue) + len(pool.sent), len(pool.running) + len(pool.entering)))
         if pool.now % 2:
             return pool.wanted
         wish = [self._wish(role, pool.wanted[role], each) for role, each in ((0, 1.0), (1, float(BATCH)))]
@@ -101,7 +104,7 @@ class Concurrency:
         return max(panic, now) if panic >= 2 * now else stable
 
 
-class Ours:
+class Ours(Rule):
     """The decision of the operator, from reports as routers would give them.
 
     ``convertible``: decode groups prefill what would wait, as routers have them do unless ``handoff.conditional`` says
@@ -109,7 +112,8 @@ class Ours:
     """
 
     def __init__(self, workload: Workload, *, convertible: bool = True) -> None:
-        self.convertible = convertible
+        self._convertible = convertible
+        self._rng = Random(0)
         role = {"min": 1, "max": MOST}
         scaling = {"prefill": role, "decode": role, "stabilization": {"scaleIn": f"{_HOLD}s"}}
         if workload.budget is not None:
@@ -129,8 +133,7 @@ class Ours:
         self._count(pool)
         if pool.now % 2:
             return pool.wanted
-        backlog = sum(work_of(request) for request in pool.queue)
-        work = Work(self._totals, 0, backlog, len(pool.running) + len(pool.entering))
+        work = Work(self._totals, 0, pool.backlog(), len(pool.running) + len(pool.entering))
         self._looks = remembered(self._looks, Look(pool.now, {"r": work}), 60.0)
         scaling = self._pool.spec.scaling
         assert scaling is not None
@@ -140,6 +143,19 @@ class Ours:
         self._state, outcome = advance(self._state, self._pool, scaling, seen, pool.now)
         assert limits(self._pool, scaling).prefill[0] <= outcome.pair[0]
         return outcome.pair
+
+    def decodes(self, pool: Pool, request: Arrival, at: float) -> bool:
+        """See :class:`bench.scaling.pool.Rule`: by the router's price, of a prefill and a decode group as they are."""
+        serving, ready = len(pool.prefill) - sum(at > pool.now for at in pool.starting), pool.ready()
+        if not self._convertible or not ready or pool.prefill[0] <= at or pool.admitted > 0.9 * ready * BATCH:
+            return False
+        there = math.ceil(len(pool.sent) / max(1, serving))
+        waits = pool.prefill[0] - at
+        prefill = Candidate(there, 0, waits, request.cached, request.cached)
+        running, context = len(pool.running) / ready, pool.context / ready
+        decode = Candidate(round(running), round(context), 0.0, request.cached, request.cached)
+        ask = Ask(request.prompt, request.output)
+        return price.decide(ask, [prefill], [decode], PRICES, self._rng, TTFT).prefill is None
 
     def _count(self, pool: Pool) -> None:
         works = [work_of(request) for request in pool.came]

@@ -127,6 +127,18 @@ def _calm(now: float) -> Moment:
     return Moment(11.0 + 2.0 * math.sin(2 * math.pi * now / 1600), 2600.0, 240.0)
 
 
+def _surges(now: float) -> Moment:
+    return Moment(17.0 if 500 <= now % 1000 < 620 else 5.0, 2400.0, 240.0)
+
+
+def _switch(now: float) -> Moment:
+    return Moment(9.0, 1300.0, 420.0) if now < 1000 else Moment(9.0, 4200.0, 100.0)
+
+
+def _forgotten(now: float) -> Moment:
+    return Moment(11.0, 4500.0, 150.0, hit=0.65 if now < 1100 else 0.15)
+
+
 #: What constants are chosen on (seeds below 1000).
 DESIGN = (
     Workload("climb x5 over 900 s, starts take 120 s", _climb, start=120.0),
@@ -139,4 +151,9 @@ DESIGN = (
     Workload("calm, half of the groups lost, starts take 90 s", _calm, start=90.0, loss=1000.0),
     Workload("climb x6 over 500 s, starts take 350 s", _steep, start=350.0),
     Workload("wave of 1200 s, half of the groups lost", _wave, loss=700.0),
+    Workload("calm, half of the groups lost, starts take 240 s", _calm, start=240.0, loss=900.0),
+    Workload("climb x6 over 500 s, starts take 600 s", _steep, start=600.0),
+    Workload("surges x3.4 for 120 s", _surges),
+    Workload("lengths switch", _switch),
+    Workload("hit rate falls, starts take 90 s", _forgotten, start=90.0),
 )
