@@ -54,7 +54,6 @@ class ApproximateIndex:
         self.trust: dict[str, Trust] = {}
         #: The keys that were looked up last, and what was found: a choice asks, and what was chosen then learns.
         self._looked: Sequence[int] | None = None
-        self._masks: list[int] = []
         self._runs: list[tuple[int, int]] = []
 
     def keep(self, workers: Container[str]) -> None:
@@ -80,7 +79,7 @@ class ApproximateIndex:
             bit = self._new(worker)
         bits, new = 1 << bit, 0
         if self._looked is keys:  # just looked up, and noted as used: the worker's own are known
-            new = next((place for place, mask in enumerate(self._masks) if not mask & bits), len(self._masks))
+            new = next((depth for held, depth in self._runs if held & bits), 0)
         self._looked = None
         self.table.add_all(islice(keys, new, None), bits)
 
@@ -135,7 +134,6 @@ class ApproximateIndex:
 
     def _look_up(self, keys: Sequence[int]) -> list[tuple[int, int]]:
         if self._looked is not keys:
-            self._masks = self.table.masks(keys)
-            self._runs = runs(self._masks)
+            self._runs = runs(self.table.masks(keys))
             self._looked = keys
         return self._runs

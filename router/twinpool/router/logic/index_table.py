@@ -85,14 +85,16 @@ def runs(masks: Iterable[int]) -> list[tuple[int, int]]:
     Bits that are not even in the first one are left out.
     """
     found = []
-    alive, depth = -1, 0
+    alive, depth, before = -1, 0, None
     for mask in masks:
-        still = alive & mask
-        if depth and still != alive:
-            found.append((alive & ~still, depth))
-        alive, depth = still, depth + 1
-        if not still:
-            return found
+        if mask is not before:  # most blocks of a prompt have one set
+            before, still = mask, alive & mask
+            if depth and still != alive:
+                found.append((alive & ~still, depth))
+            if not still:
+                return found
+            alive = still
+        depth += 1
     return [*found, (alive, depth)] if depth else []
 
 
@@ -220,21 +222,27 @@ class BlockTable:
     def masks(self, keys: Iterable[int]) -> list[int]:
         """Return who holds each block of a chain, up to and without the first one that nobody holds."""
         self.tick()
-        found = []
-        # What :meth:`holders` does, without a call for each of what may be thousands of blocks.
-        words, masks, homes, stamp = self._words, self.sets.masks, self._homes, self._stamp
+        found: list[int] = []
+        append = found.append
+        # What :meth:`holders` does, without a call for each of what may be thousands of blocks. Those of one prompt
+        # mostly have one set and were used last at one time: their words are equal, and are made once.
+        words, homes = self._words, self._homes
+        before, now, mask = -1, 0, 0
         for key in keys:
             place = 2 * (key & homes)
             if words[place] != key:
                 place = self._find(key)
                 if place < 0:
                     break
-            number = words[place + 1] & _NUMBER
-            words[place + 1] = stamp | number
-            mask = masks[number]
+            place += 1
+            word = words[place]
+            if word != before:
+                before, number = word, word & _NUMBER
+                now, mask = self._stamp | number, self.sets.masks[number]
+            words[place] = now
             if not mask:
                 break
-            found.append(mask)
+            append(mask)
         return found
 
     @property
