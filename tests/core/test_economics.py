@@ -94,6 +94,19 @@ def test_a_prefill_beside_decode_holds_each_sequence_up_but_less_than_its_own_st
     assert 0 <= held_up <= ASSUMED.prefill(new, 0)
 
 
+@given(new=tokens, cached=tokens, batch=st.integers(0, 256), context=tokens, more=tokens)
+@pytest.mark.parametrize("experts", [0.0, 0.004])
+def test_what_a_whole_request_means_is_the_sum_of_its_parts(experts, new, cached, batch, context, more):
+    prices = replace(ASSUMED, experts=experts, missed=0.9)
+    parts = (
+        prices.prefill(new, cached),
+        prices.interference(new, cached, batch, context),
+        prices.step(batch, context),
+        prices.step(batch + 1, context + more),
+    )
+    assert prices.whole(new, cached, batch, context, more) == pytest.approx(parts, rel=1e-9, abs=1e-15)
+
+
 def test_a_slower_tier_is_read_only_when_that_beats_computing():
     fast = prices_of(LLAMA_70B, ACCELERATORS["h100"], 8)
     slow_tier, quick_tier = replace(fast, load_token=1.0), replace(fast, load_token=1e-7)

@@ -113,17 +113,34 @@ class Prices:
         """Return the seconds for which ``new`` prompt tokens hold up each sequence of a decode batch."""
         if batch <= 0 or new <= 0:
             return 0.0
-        # mixed() less step(), without calling them: routers ask this of each worker for each request.
-        decode, alone = (
-            batch * (self.token + self.pair / 2) + self.pair * context,
-            self.weights + self.context * context,
-        )
-        arithmetic = decode + new * (self.token + self.pair * (cached + new / 2))
-        traffic = alone + self.context * cached
-        if self.experts:
-            traffic += self.routed(new + batch)
-            alone += self.routed(batch)
-        return (arithmetic if arithmetic > traffic else traffic) - (decode if decode > alone else alone)  # noqa: FURB136
+        return self.mixed(new, cached, batch, context) - self.step(batch, context)
+
+    def whole(
+        self, new: float, cached: float, batch: float, context: float, more: float
+    ) -> tuple[float, float, float, float]:
+        """Return what a whole request means on a worker that writes ``batch`` answers with ``context`` tokens in all.
+
+        That is :meth:`prefill` of its ``new`` tokens after the ``cached`` ones and their :meth:`interference` with the
+        answers, then :meth:`step` of those alone and with one of ``more`` tokens beside them. Routers ask this of each
+        worker for each request, so it is written out: four calls would cost more than what they compute.
+        """
+        if self.experts or new <= 0:
+            held_up, before = self.interference(new, cached, batch, context), self.step(batch, context)
+            return self.prefill(new, cached), held_up, before, self.step(batch + 1, context + more)
+        overhead, pair, kv = self.overhead, self.pair, self.context
+        single = self.token + pair / 2
+        arithmetic, traffic = new * (self.token + pair * (cached + new / 2)), self.weights + kv * cached
+        prefill = overhead + (arithmetic if arithmetic > traffic else traffic)  # noqa: FURB136
+        held_up = before = 0.0
+        if batch > 0:
+            before, reads = batch * single + pair * context, self.weights + kv * context
+            arithmetic, traffic = arithmetic + before, traffic + kv * context
+            before = before if before > reads else reads  # noqa: FURB136
+            held_up = (arithmetic if arithmetic > traffic else traffic) - before  # noqa: FURB136
+            before += overhead
+        context += more
+        after, reads = (batch + 1) * single + pair * context, self.weights + kv * context
+        return prefill, held_up, before, overhead + (after if after > reads else reads)  # noqa: FURB136
 
     def pull(self, missing: float) -> float:
         """Return the time to hand over ``missing`` prompt tokens; a pull overlaps nothing (NIXL)."""

@@ -151,10 +151,9 @@ class Router:
         candidates = self._prefill_candidates(request)
         if self._setup.conditional:
             decodes, prices = self._decode_candidates(request), self._setup.prices
-            writing = [price.decode_price(ask, one, prices) for one in decodes]
-            decision = price.decide(ask, candidates, decodes, prices, self._rng, self._setup.ttft, writing)
+            decision = price.decide(ask, candidates, decodes, prices, self._rng, self._setup.ttft)
             if decision.prefill is None:
-                self._whole(job, ask, decodes, writing)
+                self._whole(job, ask, decodes)
                 return
             place = decision.prefill.place
         else:
@@ -208,8 +207,8 @@ class Router:
         self._view.sent(self._pool.decode_names[place], job.request.blocks)
         self._write(job, ask, place, 0.0, source)
 
-    def _whole(self, job: Job, ask: Ask, candidates: Sequence[Candidate], writing: Sequence[float]) -> None:
-        chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng, writing)
+    def _whole(self, job: Job, ask: Ask, candidates: Sequence[Candidate]) -> None:
+        chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng)
         books, name = self._decode[chosen.place], self._pool.decode_names[chosen.place]
         sure = self._view.sent(name, job.request.blocks)
         cached = candidates[chosen.place].cached

@@ -90,11 +90,14 @@ def decode_price(ask: Ask, candidate: Candidate, prices: Prices) -> float:
 
     The wait for KV room, the answer's own steps, and what each of them adds to the steps of all that run there.
     """
-    context = ask.prompt + ask.output / 2
-    requests, tokens = candidate.requests, candidate.tokens
-    before = prices.step(requests, tokens)
-    after = prices.step(requests + 1, tokens + context)
-    room = 0.0
+    before = prices.step(candidate.requests, candidate.tokens)
+    after = prices.step(candidate.requests + 1, candidate.tokens + ask.prompt + ask.output / 2)
+    return _written(ask, candidate, before, after)
+
+
+def _written(ask: Ask, candidate: Candidate, before: float, after: float) -> float:
+    """See :func:`decode_price`; ``before`` and ``after`` are the worker's steps without and with the answer."""
+    requests, tokens, room = candidate.requests, candidate.tokens, 0.0
     if candidate.capacity and tokens:
         missing = tokens + ask.prompt + ask.output - candidate.capacity
         if missing > 0:
@@ -103,30 +106,26 @@ def decode_price(ask: Ask, candidate: Candidate, prices: Prices) -> float:
     return room + ask.output * (after + requests * (after - before))
 
 
-def cheapest_decode(
-    ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, writing: Sequence[float] | None = None
-) -> Choice:
-    """Choose the decode worker for a request that was prefilled elsewhere; ``writing``: what decode_price says."""
+def cheapest_decode(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
+    """Choose the decode worker for a request that was prefilled elsewhere."""
     pulls = [prices.pull(ask.prompt - candidate.cached) for candidate in candidates]
-    written = writing or [decode_price(ask, one, prices) for one in candidates]
-    costs = [wrote + pull for wrote, pull in zip(written, pulls, strict=True)]
+    costs = [decode_price(ask, one, prices) + pull for one, pull in zip(candidates, pulls, strict=True)]
     place = policy.least(costs, rng)
     chosen = candidates[place]
     return Choice(place, costs[place], pulls[place] + prices.step(chosen.requests + 1, chosen.tokens + ask.prompt))
 
 
-def cheapest_whole(
-    ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, writing: Sequence[float] | None = None
-) -> Choice:
+def cheapest_whole(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
     """Choose the decode worker that does the prefill too, at the expense of the sequences that it runs."""
     costs, first = [], []
-    written = writing or [decode_price(ask, one, prices) for one in candidates]
-    for one, wrote in zip(candidates, written, strict=True):
-        own = one.backlog + one.pace * prices.warm(ask.prompt, one.cached, one.held)
-        cost = own + wrote
-        if one.requests:
-            cost += one.requests * prices.interference(ask.prompt - one.cached, one.cached, one.requests, one.tokens)
-        costs.append(cost)
+    prompt, more = ask.prompt, ask.prompt + ask.output / 2
+    for one in candidates:
+        cached, requests = one.cached, one.requests
+        prefill, held_up, before, after = prices.whole(prompt - cached, cached, requests, one.tokens, more)
+        if one.held > cached:
+            prefill = prices.warm(prompt, cached, one.held)
+        own = one.backlog + one.pace * prefill
+        costs.append(own + requests * held_up + _written(ask, one, before, after))
         first.append(own)
     place = policy.least(costs, rng)
     return Choice(place, costs[place], first[place])
@@ -139,15 +138,12 @@ def decide(
     prices: Prices,
     rng: Random,
     ttft: float | None = None,
-    writing: Sequence[float] | None = None,
 ) -> Decision:
     """Decide between handing off and prefilling on the decode worker; neither list may be empty.
 
-    The decode worker itself is chosen when it is needed, by the load of that moment. ``writing``: what decode_price
-    says.
+    The decode worker itself is chosen when it is needed, by the load of that moment.
     """
     remote = cheapest_prefill(ask, prefills, prices, rng, ttft)
-    writing = writing or [decode_price(ask, one, prices) for one in decodes]
-    handed = remote.price + cheapest_decode(ask, decodes, prices, rng, writing).price
-    whole = cheapest_whole(ask, decodes, prices, rng, writing).price
+    handed = remote.price + cheapest_decode(ask, decodes, prices, rng).price
+    whole = cheapest_whole(ask, decodes, prices, rng).price
     return Decision(remote, whole - handed) if handed < whole else Decision(None, handed - whole)
