@@ -41,6 +41,19 @@ async def test_equal_prompts_meet_at_one_worker_by_price(make_router, kit):
     assert not router.pool.chooser.index.trust
 
 
+@pytest.mark.parametrize("header", [True, False])
+async def test_short_prompts_of_a_session_meet_at_its_workers(make_router, kit, header):
+    router = await fleet(make_router, policy="price")
+    for number in range(6):
+        body = {**kit.STREAM, "prompt": f"turn {number}"}
+        if not header:
+            body["prompt_cache_key"] = "mine"
+        assert (await router.ask(kit.post(body, headers="X-Session-Id: mine\r\n" if header else ""))).status == 200
+        await router.idle()
+    assert sorted(len(engine.requests) for engine in router.engines[:2]) == [0, 6]
+    assert sorted(len(engine.requests) for engine in router.engines[2:]) == [0, 6]
+
+
 @pytest.mark.parametrize("policy", ["prefix", "price", "least-load", "random"])
 async def test_the_books_are_empty_after_every_policy(make_router, kit, policy):
     router = await fleet(make_router, policy=policy, conditional="auto")

@@ -11,6 +11,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from twinpool.core.economics import ASSUMED
 from twinpool.router.logic import policy, price
@@ -20,6 +21,7 @@ from twinpool.router.logic.index_text import BLOCK_BYTES, bytes_of, chain, text_
 from twinpool.router.logic.index_view import Cached, ExactView
 from twinpool.router.logic.policy import Ask, Candidate
 from twinpool.router.logic.request import BYTES_PER_TOKEN, prompt_ids
+from twinpool.router.logic.sessions import Sessions
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -51,6 +53,10 @@ class Asked(msgspec.Struct, frozen=True):
     keys: tuple[int, ...] = ()
     names: tuple[int, ...] = ()
     held: Mapping[str, Held] | None = None
+    #: Of a session (0: none), what its last workers hold, and when it came.
+    session: int = 0
+    returned: Mapping[str, int] | None = None
+    came: float = 0.0
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -95,13 +101,17 @@ class Chooser:
         self.index = ApproximateIndex(INDEX_BLOCKS if self._aware else 0)
         self.exact = ExactView()
         self.foresight = Foresight()
+        self.sessions = Sessions()
         #: What was chosen lately; None while nobody looks.
         self.decisions: Decisions | None = None
         #: Places by id in the workers that were chosen from last, where they are many.
         self._places: tuple[Sequence[Endpoint], dict[str, int]] = ((), {})
 
-    def asked(self, request: Request) -> Asked:
-        """Return what choices need of a request; its text is only read where a choice depends on it."""
+    def asked(self, request: Request, session: int = 0, now: float = 0.0) -> Asked:
+        """Return what choices need of a request; its text is only read where a choice depends on it.
+
+        ``session`` is what :func:`twinpool.router.logic.sessions.name_of` says.
+        """
         ask = Ask(request.prompt_tokens, request.output_tokens)
         if not self._aware:
             return Asked(ask)
@@ -112,8 +122,12 @@ class Chooser:
         # Engines name an adapter's blocks by it too, which is not done here.
         ids = prompt_ids(request.fields) if self.exact.size and not request.adapter else None
         if ids is None:
-            return Asked(ask, keys)
-        return Asked(Ask(max(1, len(ids)), ask.output), keys, self.exact.names(ids, request.fields))
+            asked = Asked(ask, keys)
+        else:
+            asked = Asked(Ask(max(1, len(ids)), ask.output), keys, self.exact.names(ids, request.fields))
+        if session:
+            asked = replace(asked, session=session, returned=self.sessions.held(session, keys, now), came=now)
+        return asked
 
     def hands_off(self, asked: Asked, prefills: Sequence[Endpoint], decodes: Sequence[Endpoint]) -> bool:
         """Decide whether a request that could be split is; without a prefill worker the handoff's own rules say."""
@@ -134,7 +148,7 @@ class Chooser:
             return self._simple(asked, workers, "prefill")
         priced, candidates = self._candidates(asked, workers)
         prices = self.foresight.prices
-        place = price.cheapest_prefill(asked.ask, candidates, prices, self._rng, self._ttft).place
+        place = price.cheapest_prefill(asked.ask, candidates, prices, self._rng, self._ttft, _last(asked, priced)).place
         if self.decisions is not None:
             costs = price.prefill_prices(asked.ask, candidates, prices)
             self.decisions.note("prefill", asked.ask, priced, place, candidates, costs)
@@ -146,7 +160,7 @@ class Chooser:
             return self._simple(asked, workers, "decode")
         priced, candidates = self._candidates(asked, workers)
         choice, prices = price.cheapest_whole if whole else price.cheapest_decode, self.foresight.prices
-        place = choice(asked.ask, candidates, prices, self._rng).place
+        place = choice(asked.ask, candidates, prices, self._rng, last=_last(asked, priced)).place
         if self.decisions is not None:
             costs = [choice(asked.ask, (one,), prices, self._rng).price for one in candidates]
             name = "whole" if whole else "decode"
@@ -160,15 +174,19 @@ class Chooser:
             return Work(ASSUMED.prefill(asked.ask.prompt, 0), before, 0)
         cached = self._cached(asked, (worker,)).get(worker.id, _NOTHING)
         known = self._known(asked, worker)
-        if asked.keys:
-            self.index.learn(asked.keys, worker.id)
+        self._remember(asked, worker)
         seconds = ASSUMED.prefill(asked.ask.prompt - cached.anywhere, cached.anywhere)
         return Work(seconds, before, cached.anywhere, known.device if known and known.sure else None)
 
     def received(self, asked: Asked, worker: Endpoint) -> None:
         """The KV of a prompt goes to ``worker``."""
+        self._remember(asked, worker)
+
+    def _remember(self, asked: Asked, worker: Endpoint) -> None:
         if asked.keys:
             self.index.learn(asked.keys, worker.id)
+        if asked.session:
+            self.sessions.went(asked.session, worker.role, worker.id, asked.ask.prompt, asked.keys, asked.came)
 
     def expected(self, work: Work, worker: str = "") -> float:
         """Return the seconds that a prefill was expected to take, queueing included; 0 where nothing is priced."""
@@ -283,7 +301,7 @@ class Chooser:
             self._places = workers, {worker.id: place for place, worker in enumerate(workers)}
         known = nlargest(policy.MANY, asked.held.items(), key=_held) if asked.held else []
         likely = self.index.holders(asked.keys, self._rng.randrange(2**16)) if asked.keys else ()
-        for name in itertools.chain((name for name, _ in known), likely):
+        for name in itertools.chain(asked.returned or (), (name for name, _ in known), likely):
             place = self._places[1].get(name)
             if place is not None:
                 yield place
@@ -292,7 +310,7 @@ class Chooser:
         """Return what workers hold of a prompt, by events or by the estimate; engines always compute the last token."""
         found: dict[str, Cached] = {}
         if asked.held is None:
-            if not asked.keys:  # a short prompt, or nothing that anybody knows of
+            if not asked.keys and not asked.returned:  # a short prompt, or nothing that anybody knows of
                 return found
         else:
             known = ((worker.id, self._known(asked, worker)) for worker in workers)
@@ -303,10 +321,28 @@ class Chooser:
             for worker, depth in index.depths(asked.keys, rest).items():
                 tokens = min(most, int(bytes_of(depth) * index.share(worker)) // BYTES_PER_TOKEN)
                 found[worker] = Cached(tokens, tokens)
+        if asked.returned:
+            self._add_returned(asked.ask, asked.returned, rest, found)
         return found
+
+    def _add_returned(
+        self, ask: Ask, returned: Mapping[str, int], estimated: Sequence[str], found: dict[str, Cached]
+    ) -> None:
+        """Add what a session's last workers hold beyond what text blocks say, where only those say something."""
+        for worker in estimated:
+            tokens = min(ask.prompt - 1, int(returned.get(worker, 0) * self.index.share(worker)))
+            if tokens > found.get(worker, _NOTHING).anywhere:
+                found[worker] = Cached(tokens, tokens)
 
     def _known(self, asked: Asked, worker: Endpoint) -> Cached | None:
         return None if asked.held is None else self.exact.cached(worker.id, asked.held, asked.ask.prompt)
+
+
+def _last(asked: Asked, workers: Sequence[Endpoint]) -> int | None:
+    """Return the place of the worker that the session was at last, if it is among ``workers``."""
+    if not asked.returned:
+        return None
+    return next((place for place, worker in enumerate(workers) if worker.id in asked.returned), None)
 
 
 def _held(found: tuple[str, Held]) -> int:

@@ -25,8 +25,9 @@ _GUARDED_PREFIXES: Final = (b"x-data-parallel-", b"x-prefiller-", b"x-kv-")
 #: The prefill leg's answer is read here, not by the client.
 _NOT_FOR_PREFILL: Final = frozenset({b"accept-encoding"})
 _TRACEPARENT: Final = b"traceparent"
+_SESSION: Final = b"x-session-id"
 #: Headers that differ from request to request. The others of a client do not, so what they mean is found once.
-VARYING: Final = frozenset({b"content-length", b"x-request-id", _TRACEPARENT, b"tracestate"})
+VARYING: Final = frozenset({b"content-length", b"x-request-id", _TRACEPARENT, b"tracestate", _SESSION})
 #: What lets a client in here is no engine's business.
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 _OURS_AND_KEYS: Final = _OURS | _KEYS
@@ -40,6 +41,8 @@ class Forwarded(msgspec.Struct, frozen=True):
     decode: bytes
     #: The client's ``traceparent``, which the legs have not among their lines where this router traces.
     traceparent: bytes = b""
+    #: What the client calls its session, if it does.
+    session: bytes = b""
 
 
 class _Lines(msgspec.Struct, frozen=True):
@@ -68,7 +71,7 @@ def forward(
         own = [pair for pair in headers if pair[0] in VARYING]
         headers = [pair for pair in headers if pair[0] not in VARYING]
     lines = _lines(tuple(headers), hide_keys)
-    request_id, more, parents = new_id, b"", []
+    request_id, more, parents, session = new_id, b"", [], b""
     for name, value in own:
         if name == b"x-request-id":
             if _REQUEST_ID.fullmatch(value):
@@ -78,10 +81,11 @@ def forward(
                 parents.append(value)
             else:
                 more += b"%b: %b\r\n" % (name, value)
+                session = value if name == _SESSION else session
     more += b"X-Request-Id: %b\r\n" % request_id
     # Two of them say nothing (W3C Trace Context, 3.2.1).
     traceparent = parents[0] if len(parents) == 1 else b""
-    return Forwarded(request_id, more + lines.prefill, more + lines.decode, traceparent)
+    return Forwarded(request_id, more + lines.prefill, more + lines.decode, traceparent, session)
 
 
 @lru_cache(maxsize=128)  # clients could send headers without end

@@ -61,9 +61,14 @@ def round_robin(count: int, turn: int) -> int:
     return (turn + turn // count) % count
 
 
-def least(costs: Sequence[float], rng: Random) -> int:
-    """Return the place of the least cost, one of those within 5 % of it at random. Costs must not be negative."""
+def least(costs: Sequence[float], rng: Random, last: int | None = None) -> int:
+    """Return the place of the least cost, one of those within 5 % of it at random, or ``last`` if that is among them.
+
+    Costs must not be negative.
+    """
     bound = min(costs) * _TIE
+    if last is not None and costs[last] <= bound:
+        return last
     best = [place for place, cost in enumerate(costs) if cost <= bound]
     return best[0] if len(best) == 1 else best[rng.randrange(len(best))]
 

@@ -72,14 +72,22 @@ def lateness(ask: Ask, candidates: Sequence[Candidate], prices: Prices, ttft: fl
 
 
 def cheapest_prefill(
-    ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, ttft: float | None = None
+    ask: Ask,
+    candidates: Sequence[Candidate],
+    prices: Prices,
+    rng: Random,
+    ttft: float | None = None,
+    last: int | None = None,
 ) -> Choice:
-    """Choose the prefill worker; ``ttft`` is the objective for the first token in seconds, if there is one."""
+    """Choose the prefill worker; ``ttft`` is the objective for the first token in seconds, if there is one.
+
+    ``last`` is the place that wins a tie, here and below: that of the session's last worker.
+    """
     costs = prefill_prices(ask, candidates, prices)
     judged = costs
     if ttft is not None and max(candidate.backlog for candidate in candidates) > 0:
         judged = [cost - late for cost, late in zip(costs, lateness(ask, candidates, prices, ttft), strict=True)]
-    place = policy.least(judged, rng)
+    place = policy.least(judged, rng, last)
     chosen = candidates[place]
     own = chosen.pace * prices.warm(ask.prompt, chosen.cached, chosen.held)
     return Choice(place, costs[place], chosen.backlog + own)
@@ -106,16 +114,20 @@ def _written(ask: Ask, candidate: Candidate, before: float, after: float) -> flo
     return room + ask.output * (after + requests * (after - before))
 
 
-def cheapest_decode(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
+def cheapest_decode(
+    ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, last: int | None = None
+) -> Choice:
     """Choose the decode worker for a request that was prefilled elsewhere."""
     pulls = [prices.pull(ask.prompt - candidate.cached) for candidate in candidates]
     costs = [decode_price(ask, one, prices) + pull for one, pull in zip(candidates, pulls, strict=True)]
-    place = policy.least(costs, rng)
+    place = policy.least(costs, rng, last)
     chosen = candidates[place]
     return Choice(place, costs[place], pulls[place] + prices.step(chosen.requests + 1, chosen.tokens + ask.prompt))
 
 
-def cheapest_whole(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random) -> Choice:
+def cheapest_whole(
+    ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, last: int | None = None
+) -> Choice:
     """Choose the decode worker that does the prefill too, at the expense of the sequences that it runs."""
     costs, first = [], []
     prompt, more = ask.prompt, ask.prompt + ask.output / 2
@@ -127,7 +139,7 @@ def cheapest_whole(ask: Ask, candidates: Sequence[Candidate], prices: Prices, rn
         own = one.backlog + one.pace * prefill
         costs.append(own + requests * held_up + _written(ask, one, before, after))
         first.append(own)
-    place = policy.least(costs, rng)
+    place = policy.least(costs, rng, last)
     return Choice(place, costs[place], first[place])
 
 

@@ -10,6 +10,7 @@ from twinpool.router.logic import handoff
 from twinpool.router.logic.errors import BROKEN, FAILED, NO_PREFILL, UNAVAILABLE, error_event
 from twinpool.router.logic.handoff import Do, Phase, State
 from twinpool.router.logic.request import cached_tokens, decode_body, params_of, prefill_body
+from twinpool.router.logic.sessions import name_of
 from twinpool.router.shell.legs import DecodeLeg, PrefillLeg
 from twinpool.router.shell.record import Record
 
@@ -42,7 +43,8 @@ class Exchange:
         self.pool = pool
         self._client = client
         self._call = call
-        self._asked = pool.chooser.asked(call.request)
+        session = name_of(call.forwarded.session, call.request.fields, call.key)
+        self._asked = pool.chooser.asked(call.request, session, call.started)
         self._state = State(Phase.QUEUED)
         self._admitted = False
         self._waiting: Waiting[Guest] | None = None
