@@ -33,6 +33,7 @@ _STEPS: dict[bytes, int] = {}
 _MEMO_LINE: Final = 5
 #: How nearly all chunked bodies end: the last chunk, and no trailers.
 _LAST: Final = b"0\r\n\r\n"
+_LAST_STEP: Final = len(b"\r\n" + _LAST)
 _MEMO_SIZE: Final = 4096
 
 
@@ -116,7 +117,7 @@ def _length(status: int, headers: dict[bytes, bytes]) -> tuple[int | None, bool]
 class Body:
     """Finds the end of a body that arrives in pieces of any size."""
 
-    __slots__ = ("_at_size", "_left", "_line", "_trailer", "chunked", "until_close")
+    __slots__ = ("_left", "_line", "_trailer", "chunked", "until_close")
 
     def __init__(self, head: Head) -> None:
         self.chunked = head.chunked
@@ -135,13 +136,46 @@ class Body:
         FramingError
             When the chunk framing is wrong.
         """
-        if self.chunked:
+        left, size = self._left, len(data)
+        if not self.chunked:
+            return self._feed_whole(start, size)
+        if left == 1 or self._line or self._trailer >= 0:
             return self._feed_chunks(data, start)
+        if not left:
+            newline = data.find(b"\r\n", start, start + _MEMO_LINE + 2)
+            known = _SIZES.get(data[start:newline]) if newline > 0 else None
+            if known is None:
+                return self._feed_chunks(data, start)
+            start, left = newline + 2, known + 2
+        # Pass over chunks that end in this piece and whose size line was seen before: nearly all of a stream.
+        end = start + left - 2  # of the chunk's data
+        step_of = _STEPS.get
+        while True:
+            step = step_of(data[end : end + 6]) or step_of(data[end : end + 7])  # sizes of two and three digits
+            if step is None:
+                if size - end <= _LAST_STEP:
+                    break
+                step = step_of(data[end : end + 5]) or step_of(data[end : end + 8])
+                if step is None:
+                    break
+            end += step
+        if end + 2 > size:
+            position = end if end < size else size  # noqa: FURB136 - a call of min costs as much as the rest
+            self._left = end + 2 - position
+            return -1 if position == size else self._feed_chunks(data, position)
+        if data[end : end + 2] != b"\r\n":
+            raise FramingError("the engine's chunk is longer than its size says")
+        self._left = 0
+        if size == end + 2:
+            return -1
+        return size if size - end == _LAST_STEP and data.endswith(_LAST) else self._feed_chunks(data, end + 2)
+
+    def _feed_whole(self, start: int, size: int) -> int:
+        """See :meth:`feed`, of a body that is not chunked."""
         if self.until_close:
             return -1
-        size = len(data) - start
-        if size < self._left:
-            self._left -= size
+        if size - start < self._left:
+            self._left -= size - start
             return -1
         end = start + self._left
         self._left = 0
@@ -159,11 +193,8 @@ class Body:
         return b"\n" * (self._left - 2) + b"\r\n" if self._left else b""
 
     def _feed_chunks(self, data: bytes, position: int) -> int:
+        """Go on with care: with a size line that is new or came in pieces, or a trailer."""
         size = len(data)
-        if not self._line and self._trailer < 0:
-            position = self._whole_chunks(data, position, size)
-            if not self._left and size - position == len(_LAST) and data.endswith(_LAST):
-                return size
         while True:
             if self._left:
                 position = self._skip(data, position)
@@ -189,39 +220,6 @@ class Body:
                 return position
             else:
                 self._trailer_line(line)
-
-    def _whole_chunks(self, data: bytes, position: int, size: int) -> int:
-        """Pass over chunks that end in this piece and whose size line was seen before: nearly all of a stream.
-
-        Return where the careful way has to go on.
-        """
-        left = self._left
-        if left == 1:
-            return position
-        if not left:
-            newline = data.find(b"\r\n", position, position + _MEMO_LINE + 2)
-            known = _SIZES.get(data[position:newline]) if newline > 0 else None
-            if known is None:
-                return position
-            position, left = newline + 2, known + 2
-        end = position + left - 2  # of the chunk's data
-        step_of = _STEPS.get
-        # Sizes of two and three digits are nearly all.
-        while step := (
-            step_of(data[end : end + 6])
-            or step_of(data[end : end + 7])
-            or step_of(data[end : end + 5])
-            or step_of(data[end : end + 8])
-        ):
-            end += step
-        if end + 2 <= size:
-            if data[end : end + 2] != b"\r\n":
-                raise FramingError("the engine's chunk is longer than its size says")
-            self._left = 0
-            return end + 2
-        position = min(end, size)
-        self._left = end + 2 - position
-        return position
 
     def _skip(self, data: bytes, position: int) -> int:
         """Pass over the present chunk and check the CRLF after it."""

@@ -36,6 +36,12 @@ class _Event(msgspec.Struct):
 _event = msgspec.json.Decoder(_Event).decode
 
 
+def harmless(data: bytes) -> bool:
+    """Whether ``data``, the first bytes of a chunked body, show already that it begins with no error: nearly always."""
+    start = data.find(b"\r\n") + 2
+    return start > 1 and len(data) - start >= _LONGEST_BEGINNING and not data.startswith(_BEGINNINGS, start)
+
+
 def undecided(data: bytes) -> bool:
     """Whether more than ``data``, the first bytes of a chunked body, is needed to tell how the stream begins."""
     size_end = data.find(b"\r\n")

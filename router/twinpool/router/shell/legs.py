@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.router.logic.framing import Head, unchunk
-from twinpool.router.logic.opening import hidden_error, undecided
+from twinpool.router.logic.opening import harmless, hidden_error, undecided
 
 if TYPE_CHECKING:
     import asyncio
@@ -200,7 +200,14 @@ class DecodeLeg(_Leg):
 
     def _open(self, data: bytes) -> None:
         """Look at the first event, then report the head and it, or the error that it is."""
-        self._opening = self._opening + data if self._opening else data
+        head, exchange = self._head, self._exchange
+        if head is not None and exchange is not None and not self._opening and harmless(data):
+            self._head = None
+            self._judge(200)
+            exchange.decode_head(self, head)
+            exchange.decode_body(data)
+            return
+        self._opening += data
         if not undecided(self._opening):
             self._report_head()
 
@@ -219,7 +226,8 @@ class DecodeLeg(_Leg):
 
     def on_end(self) -> None:
         """Report the end."""
-        self._report_head()
+        if self._head is not None:
+            self._report_head()
         if self.closed:
             return
         self.close()

@@ -95,24 +95,23 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass an answer's bytes to the leg and find its end."""
-        leg = self._leg
+        leg, body = self._leg, self._body
         if leg is None:
             self.transport.abort()
             return
-        start, begins = 0, self._body is None
+        start, begins = 0, body is None
         try:
-            if begins:
+            if body is None:
                 data, start = self._take_head(leg, data)
-                if self._leg is not leg or self._body is None:
+                body = self._body
+                if self._leg is not leg or body is None:
                     return
-            assert self._body is not None
-            end = self._body.feed(data, start)
+            end = body.feed(data, start)
         except FramingError:
             self._lose(None)
             return
         if end < 0:
-            if start < len(data) or begins:
-                leg.on_body(data[start:] if start else data)
+            leg.on_body(data[start:] if start else data)
             return
         if end > start or begins:
             leg.on_body(data if start == 0 and end == len(data) else data[start:end])
