@@ -41,6 +41,8 @@ _DEFAULT_OUTPUT: Final = 256
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 #: Bytes of JSON that make a token, about; only books and prices use it.
 BYTES_PER_TOKEN: Final = 4
+#: Longer names are not kept: no client is to fill this process's memory with them.
+_LONGEST_NAME: Final = 256
 _FALSY: Final = (b"null", b"false")
 _QUOTE: Final = ord('"')
 _ONE_OR_NULL: Final = (b"null", b"1")
@@ -63,6 +65,10 @@ class Route(Enum):
     EMBEDDINGS = "/v1/embeddings"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
+
+    def __init__(self, path: str) -> None:
+        #: What numbers are labelled with; Enum's own ``value`` is a call.
+        self.label = (path,)
 
 
 #: Routes that write tokens but are served whole: their bodies have no place for the parameters of a handoff.
@@ -129,7 +135,7 @@ def read(route: Route, body: bytes) -> Request:
         prompt_tokens=size // BYTES_PER_TOKEN + 1,
         output_tokens=_output_tokens(fields) if split_by_route or route in _GENERATING else 0,
         stream="stream" in fields and bytes(fields["stream"]) == b"true",
-        priority=_priority(fields),
+        priority=_priority(fields) if "priority" in fields else 0,
         shrunk=shrunk,
     )
 
@@ -264,23 +270,36 @@ def join(fields: Fields) -> bytes:
 
 
 def _member(name: str, value: msgspec.Raw) -> bytes:
-    return _quoted(name) + value  # a Raw is a buffer
+    # A Raw is a buffer.
+    return (_known_quoted(name) if len(name) <= _LONGEST_NAME else _quoted(name)) + value
 
 
-@lru_cache(maxsize=256)  # clients could invent names without end
 def _quoted(name: str) -> bytes:
     return json.dumps(name).encode() + b":"
 
 
+_known_quoted = lru_cache(maxsize=256)(_quoted)  # clients could invent names without end
+
+
 def _model(fields: Fields) -> str | None:
     raw = fields.get("model")
-    if raw is None or bytes(raw) == b"null":
+    if raw is None:
+        return None
+    name = bytes(raw)
+    return _known_model(name) if len(name) <= _LONGEST_NAME else _model_of(name)
+
+
+def _model_of(raw: bytes) -> str | None:
+    if raw == b"null":
         return None
     try:
         return _text(raw)
     except msgspec.DecodeError:
         message = "The field 'model' must be a string."
         raise Refused(Refusal(400, "invalid_model", message, param="model")) from None
+
+
+_known_model = lru_cache(maxsize=256)(_model_of)  # clients could invent names without end
 
 
 def _one_sequence(fields: Fields) -> bool:
@@ -309,7 +328,7 @@ def _one_prompt(fields: Fields) -> bool:
 
 
 def _priority(fields: Fields) -> int:
-    text = bytes(fields["priority"]) if "priority" in fields else b""
+    text = bytes(fields["priority"])
     return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 9 else 0
 
 

@@ -97,7 +97,8 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.pause_reading()
         else:
             self._serve()
-            self._set_deadline()
+            if self._exchange is None:
+                self._set_deadline()
 
     def eof_received(self) -> bool:
         """The client is gone: do not wait until what is written for it has been taken."""
@@ -134,10 +135,11 @@ class ClientConnection(asyncio.Protocol):
 
     def begin(self, head: bytes, request_id: bytes | None) -> None:
         """Keep an answer's head until :meth:`write`, which follows at once: one system call for both."""
-        extra = b"" if request_id is None else b"x-request-id: " + request_id + b"\r\n"
-        if self._closing():
-            extra += b"Connection: close\r\n"
-        self._head = head + extra + b"\r\n"
+        close = b"Connection: close\r\n" if self._closing() else b""
+        if request_id is None:
+            self._head = head + close + b"\r\n"
+        else:
+            self._head = b"%bx-request-id: %b\r\n%b\r\n" % (head, request_id, close)
         if self._paused and self._exchange is not None:
             self._exchange.pause()
 
@@ -383,4 +385,5 @@ class ClientConnection(asyncio.Protocol):
         self._held = 0
 
     def _count(self, status: int) -> None:
-        self._pool.numbers.add("twinpool_router_requests_total", (self._route, str(status)))
+        label = "200" if status == 200 else str(status)
+        self._pool.numbers.add("twinpool_router_requests_total", (self._route, label))

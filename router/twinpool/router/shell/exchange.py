@@ -182,7 +182,8 @@ class Exchange:
     def decode_head(self, leg: DecodeLeg, head: Head) -> None:
         """The answer begins."""
         others = head.status == 503 and self._others(leg)
-        self._pulled()
+        if self._held is not None:
+            self._pulled()
         step = handoff.decode_head(self._state, head.status, others)
         if step[0].phase is Phase.RELAY:
             self._record.status = head.status
@@ -205,12 +206,16 @@ class Exchange:
 
     def decode_body(self, data: bytes) -> None:
         """A piece of the answer."""
-        if not self._flowing and data and self._decode is not None:
-            self._flowing = True
-            self._record.first_piece(self._decode, self._state, self._events)
+        if not self._flowing and data:
+            self._begin_to_flow()
         if self._events:
             self._record.events += data.count(b"data: ")
         self._client.write(data)
+
+    def _begin_to_flow(self) -> None:
+        if self._decode is not None:
+            self._flowing = True
+            self._record.first_piece(self._decode, self._state, self._events)
 
     def decode_ended(self) -> None:
         """The answer was passed on to its end."""

@@ -50,8 +50,8 @@ class Record:
     def first_piece(self, leg: DecodeLeg, state: State, events: bool) -> None:
         """The answer to a leg begins to come, as ``events`` or in one piece."""
         now = self._first = self._pool.clock()
-        numbers, route = self._pool.numbers, (self._call.route.value,)
-        numbers.observe("twinpool_router_time_to_first_token_seconds", now - self._call.started, route)
+        numbers = self._pool.numbers
+        numbers.observe("twinpool_router_time_to_first_token_seconds", now - self._call.started, self._call.route.label)
         if self.trace is not None:
             self.trace.first_piece()
         by = "remote" if state.handed_off else "local"
