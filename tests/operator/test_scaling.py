@@ -104,7 +104,14 @@ def test_a_full_link_needs_more_groups_on_both_sides() -> None:
     found, usual = (need(demand(), prices, PROMISE, GROUP) for prices in (slow, PRICES))
     use = 4.0 * slow.pull(4000)
     assert found.prefill > usual.prefill
-    assert found.decode == math.ceil(use / 0.6)
+    assert found.decode == math.ceil(use / 0.7)
+    # Between 0.6 and 0.7 it is only said.
+    near = demand(rate=0.65 / slow.pull(4000))
+    decision = plan_scale(near, slow, PROMISE, GROUP, WIDE, (1, 1))
+    assert decision.decode == 1
+    assert decision.reason.endswith("; the links of 1 decode groups are 65% full, so pulls wait")
+    assert "links" not in plan_scale(demand(rate=0.5 / slow.pull(4000)), slow, PROMISE, GROUP, WIDE, (1, 1)).reason
+    assert "links" not in plan_scale(near, slow, PROMISE, GROUP, Limits((0, 9), (0, 0)), (1, 0)).reason
 
 
 @pytest.mark.parametrize(

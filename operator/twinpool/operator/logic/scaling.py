@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic.scaling_need import need
+from twinpool.operator.logic.scaling_need import LINK_WARN, need
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,7 +89,8 @@ def plan_scale(
     prefill, decode = cheapest((floors[0], floors[1]), limits)
     now = _meets((prefill, decode), wanted)
     enough = now or _possible(wanted, limits)
-    words = _reason(demand, wanted, (prefill, decode), enough, now) + _broken(broken)
+    words = _reason(demand, wanted, (prefill, decode), enough, now)
+    words += _full_links(wanted, prefill, decode) + _broken(broken)
     return Decision(prefill, decode, words, enough, wanted)
 
 
@@ -108,6 +109,14 @@ def _broken(broken: Sequence[int]) -> str:
     """Return in words which groups are not counted on."""
     named = [f"{count} {role}" for count, role in zip(broken, protocol.ROLES, strict=True) if count]
     return f"; {' and '.join(named)} groups take longer to start than others and do not count" if named else ""
+
+
+def _full_links(wanted: Need, prefill: int, decode: int) -> str:
+    """Return in words how full the links of the role with fewer groups are, where pulls wait for each other."""
+    fewest, role = min((prefill, "prefill"), (decode, "decode"))
+    if fewest < 1 or wanted.links / fewest <= LINK_WARN:
+        return ""
+    return f"; the links of {fewest} {role} groups are {wanted.links / fewest:.0%} full, so pulls wait"
 
 
 def _floor(current: int, least: float, held: Iterable[float], steady: Iterable[float]) -> int:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from twinpool.core.economics import Prices
 
 #: Use of a link beyond which waiting for it grows out of proportion: at 0.6 two mean transfers, at 0.8 five and a half
-#: (Pollaczek and Khinchine with the lengths of Mooncake's conversations).
-LINK_USE = 0.6
+#: (Pollaczek and Khinchine with the lengths of Mooncake's conversations). From the first on it is said, from the second
+#: on groups are added.
+LINK_WARN, LINK_USE = 0.6, 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +79,26 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Fewest groups that keep a promise; infinite where no number does. ``batch``: sequences of a full decode group."""
+    """Fewest groups that keep a promise; infinite where no number does. ``batch``: sequences of a full decode group.
+
+    ``links``: how many links of one group the pulls would keep busy all the time, on each side.
+    """
 
     prefill: float
     decode: float
     batch: int
+    links: float = 0.0
 
 
 def need(demand: Demand, prices: Prices, promise: Promise, group: Group) -> Need:
     """Return the groups that ``demand`` needs."""
     batch = largest_batch(demand, prices, promise.itl, group)
-    links = demand.rate * prices.pull(demand.prompt) / LINK_USE
+    links = demand.rate * prices.pull(demand.prompt)
     return Need(
-        prefill=max(_prefill(demand, prices, promise, group), math.ceil(links)),
-        decode=max(_decode(demand, prices, promise, batch), math.ceil(links)),
+        prefill=max(_prefill(demand, prices, promise, group), math.ceil(links / LINK_USE)),
+        decode=max(_decode(demand, prices, promise, batch), math.ceil(links / LINK_USE)),
         batch=batch,
+        links=links,
     )
 
 
