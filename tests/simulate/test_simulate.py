@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
@@ -255,6 +256,43 @@ def test_the_format_follows_from_the_first_line_and_bad_lines_are_left_out_by_nu
     logged = ['{"time": 5, "prompt_tokens": 7, "events": 4}', "", '{"time": 6, "prompt_tokens": 8, "output_tokens": 0}']
     assert traces.read(logged) == ((Request(0.0, 7, 3), Request(1.0, 8, 1)), ())
     assert traces.read([]) == ((), ())
+
+
+BURSTGPT = ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+            "5,ChatGPT,472,18,490,Conversation log",
+            "45,ChatGPT,1087,230,1317,Conversation log", "46,GPT-4,12,0,12,API log"]  # fmt: skip
+
+
+def test_burstgpts_rows_are_read_and_those_that_failed_are_named() -> None:
+    found, problems = traces.read(BURSTGPT)
+    assert found == (Request(0.0, 472, 18), Request(40.0, 1087, 230))
+    assert [str(problem) for problem in problems] == ["line 4: ValueError: a request without tokens: it failed"]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_saved_benchmark_of_vllm_is_read(indent: int | None) -> None:
+    saved = {"date": "x", "start_times": [7.5, 7.0, 8.0], "input_lens": [10, 20, 30], "output_lens": [3, 4, 0]}
+    found, problems = traces.read(json.dumps(saved, indent=indent).splitlines(keepends=True))
+    assert found == (Request(0.0, 20, 4), Request(0.5, 10, 3))
+    assert [str(problem) for problem in problems] == ["line 3: a request without an answer: it failed"]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"start_times": [1.0]}', '{"start_times": 1, "input_lens": 2, "output_lens": 3}', "{\n}"]
+)
+def test_a_saved_benchmark_without_its_requests_is_a_problem(text: str) -> None:
+    found, (problem,) = traces.read(text.splitlines(keepends=True))
+    assert found == ()
+    assert problem.line == 1
+
+
+def test_what_is_written_is_read_again() -> None:
+    trace = [replace(request, arrival=round(request.arrival, 6)) for request in conversations(50, 2)]
+    trace = [replace(request, arrival=request.arrival - trace[0].arrival) for request in trace]
+    found, problems = traces.read(traces.line_of(request, number) for number, request in enumerate(trace))
+    assert not problems
+    assert [(r.prompt, r.output, r.blocks) for r in found] == [(r.prompt, r.output, r.blocks) for r in trace]
+    assert [r.arrival for r in found] == pytest.approx([r.arrival for r in trace], abs=1e-5)
 
 
 @pytest.mark.parametrize("use", [0.3, 0.7])

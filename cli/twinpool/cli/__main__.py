@@ -32,6 +32,7 @@ from twinpool.cli.simulate import simulate
 from twinpool.cli.status import status
 from twinpool.cli.table import write_value
 from twinpool.cli.top import top
+from twinpool.cli.trace import trace
 from twinpool.cli.validate import validate as validate_stream
 from twinpool.core import reference
 from twinpool.core.errors import TwinpoolError
@@ -48,6 +49,7 @@ app.command(rollout)
 app.command(plan)
 app.command(explain)
 app.command(simulate)
+app.command(trace)
 app.command(bench)
 app.command(defragment)
 app.command(metrics)

@@ -84,7 +84,9 @@ class Tried:
 
 def simulate(
     *,
-    trace: Annotated[Path, Parameter(help="Requests: Mooncake's JSON lines, Azure's CSV, or a router's access log.")],
+    trace: Annotated[
+        Path, Parameter(help="Requests: Mooncake's, Azure's, BurstGPT's or vLLM's format, or a router's log.")
+    ],
     pool: Annotated[Path, Parameter(name=["--pool", "-f"], help="Manifest of the pool.")],
     model: Annotated[str, Parameter(help=f"Shape of the model: {', '.join(SHAPES)}.")] = "llama-3-8b",
     model_config: Annotated[Path | None, Parameter(help="config.json of the model, instead of --model.")] = None,

@@ -1,9 +1,10 @@
 """Request traces: what arrived when, how long it was, and which prompts began alike. Pure; times in seconds.
 
-Three formats are read: Mooncake's JSON lines (FAST'25; ``timestamp`` in milliseconds, ``hash_ids`` of blocks of 512
-tokens), Azure's CSV of 2023 (Splitwise, ISCA'24), and JSON lines with fields of the router's access log (``time`` in
-seconds, ``prompt_tokens``, and ``output_tokens`` or ``events``). A line that cannot be read is named by number and
-reason.
+Five formats are read: Mooncake's JSON lines (FAST'25; ``timestamp`` in milliseconds, ``hash_ids`` of blocks of 512
+tokens), Azure's CSV of 2023 (Splitwise, ISCA'24), BurstGPT's CSV (``Timestamp`` in seconds, ``Request tokens``,
+``Response tokens``), JSON lines with fields of the router's access log (``time`` in seconds, ``prompt_tokens``, and
+``output_tokens`` or ``events``), and what ``vllm bench serve --save-detailed`` saves (``start_times``, ``input_lens``,
+``output_lens``). A line that cannot be read is named by number and reason.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 512
 #: Mooncake's time stamps come in steps of three seconds; the moments inside are drawn anew.
 _STEP_SECONDS = 3.0
+#: Names of blocks that are not full begin here, where lines are written.
+_PARTIAL = 1 << 52
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,13 @@ def read(lines: Iterable[str]) -> tuple[tuple[Request, ...], tuple[Problem, ...]
     rows = enumerate(itertools.chain([first], lines), 1)
     if not first.lstrip().startswith("{"):
         columns = next(csv.reader([next(rows)[1]]), [])
+        row = _burstgpt if "Request tokens" in columns else _azure
         for number, line in rows:
             values = next(csv.reader([line]), [])
-            _take(number, lambda values=values: _azure(dict(zip(columns, values, strict=False))), found, problems)  # type: ignore[misc]
+            _take(number, lambda values=values: row(dict(zip(columns, values, strict=False))), found, problems)  # type: ignore[misc]
         return _sorted(found), tuple(problems)
+    if '"start_times"' in first or first.strip() == "{":
+        return _vllm("".join(line for _, line in rows))
     entry = _mooncake if '"hash_ids"' in first else _logged
     for number, line in rows:
         if line.strip():
@@ -121,6 +127,42 @@ def read_azure(lines: Iterable[str], name: str) -> tuple[Request, ...]:
 def _azure(row: Mapping[str, Any]) -> Request:
     moment = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
     return Request(moment, int(row["ContextTokens"]), max(1, int(row["GeneratedTokens"])))
+
+
+def _burstgpt(row: Mapping[str, Any]) -> Request:
+    """Read one row; a request that failed there, and has no token, is none."""
+    prompt, answer = int(row["Request tokens"]), int(row["Response tokens"])
+    if min(prompt, answer) < 1:
+        raise ValueError("a request without tokens: it failed")
+    return Request(float(row["Timestamp"]), prompt, answer)
+
+
+def _vllm(text: str) -> tuple[tuple[Request, ...], tuple[Problem, ...]]:
+    """Read the one object of a saved benchmark, requests numbered as lines; those that failed have no tokens."""
+    found: list[Request] = []
+    problems: list[Problem] = []
+    try:
+        whole = json.loads(text)
+        rows = list(zip(whole["start_times"], whole["input_lens"], whole["output_lens"], strict=True))
+    except (ValueError, TypeError, KeyError) as error:
+        return (), (Problem(1, f"{type(error).__name__}: {error}"),)
+    for number, (moment, prompt, answer) in enumerate(rows, 1):
+        if answer:
+            found.append(Request(float(moment), int(prompt), int(answer)))
+        else:
+            problems.append(Problem(number, "a request without an answer: it failed"))
+    return _sorted(found), tuple(problems)
+
+
+def line_of(request: Request, number: int) -> str:
+    """Return the ``number``-th request as a line in Mooncake's format, which keeps what prompts have in common."""
+    # Its last name stands for a block that is not full, which is nobody else's.
+    rest = (_PARTIAL + number,) if request.prompt % BLOCK_TOKENS else ()
+    entry = {
+        "timestamp": round(request.arrival * 1000, 3), "input_length": request.prompt, "output_length": request.output,
+        "hash_ids": [*request.blocks, *rest],
+    }  # fmt: skip
+    return json.dumps(entry)
 
 
 def _logged(entry: Mapping[str, Any]) -> Request:
