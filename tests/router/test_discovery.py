@@ -69,7 +69,7 @@ class ApiServer:
     async def _pods(self, request):
         assert (
             request.query["labelSelector"]
-            == f"{protocol.LABEL_POOL}=p,{protocol.LABEL_ROLE} in (prefill,decode,router)"
+            == f"{protocol.LABEL_POOL}=p,{protocol.LABEL_ROLE} in (prefill,decode,router,renderer)"
         )
         if request.query.get("watch") in ("true", "True"):
             return await self._watch(request)

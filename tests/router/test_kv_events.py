@@ -14,7 +14,7 @@ from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
 from twinpool.worker.engines.simulated import flags
 from twinpool.worker.engines.simulated.server import running
 
-CONFIG = RouterConfig("p", "n", ("m",), policy="price", drain_timeout=20.0)
+CONFIG = RouterConfig("p", "n", ("m",), policy="price", drain_timeout=20.0, renders=True)
 EVENTS = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5577"}
 FLAGS = ("--model", "m", "--port", "8000", "--connector", "nixl", "--time-scale", "0", "--max-model-len", "8192")
 PROMPT = list(range(3000, 5000))
@@ -36,7 +36,8 @@ class Stage:
         host = self.hosts[name] = f"127.93.{os.getpid() % 250}.{number}"
         told = () if events is None else ("--kv-events-config", json.dumps(events))
         stack = await self.stack.enter_async_context(contextlib.AsyncExitStack())
-        settings = flags.parse(["--host", host, "--role", name[:-1], *FLAGS, *told, *extra])
+        role = "aggregated" if name.startswith("renderer") else name[:-1]
+        settings = flags.parse(["--host", host, "--role", role, *FLAGS, *told, *extra])
         await stack.enter_async_context(running(settings))
         self.engines[name] = stack
 
@@ -166,3 +167,29 @@ async def test_without_a_replay_socket_a_gap_forgets_everything(stage):
 
     await until_reset()
     assert (await stage.index(lambda by, _: by[host]["relied"]))["endpoints"][0]["resets"] >= 1
+
+
+async def test_a_chat_goes_where_events_say_that_it_is_though_the_router_never_saw_it(stage):
+    for number, name in enumerate(("prefill0", "prefill1", "decode0")):
+        await stage.engine(name, number + 31)
+    await stage.engine("renderer0", 34, "--enable-scale-out", events=None)
+    await stage.start()
+    holder = stage.hosts["prefill1"]
+    for number in range(6):
+        chat = {"model": "m", "messages": [{"role": "user", "content": f"{number} {' word' * 1500}"}], "max_tokens": 4}
+        # Not through the router: only the engine's events tell of it.
+        answer = await stage.get("", 8000, stage.kit.post(chat, "/v1/chat/completions"), holder)
+        held = answer.json["usage"]["prompt_tokens"] // 16
+        await stage.index(
+            lambda by, all_, held=(number + 1) * held: all_["blockSize"] == 16 and by[holder]["blocks"] >= held * 0.9
+        )
+        answer = await stage.get("", 8000, stage.kit.post(chat, "/v1/chat/completions"))
+        assert answer.status == 200
+    legs = await stage.metric("prefill_leg_seconds_count")
+    assert legs == {f'worker="{holder}:8000"': 6.0}
+    assert (await stage.metric("prefill_by_cache_seconds_count"))['cache="warm"'] == 6
+    assert (await stage.metric("renders_total"))['outcome="rendered"'] == 6
+    # Three were compared, the others sent on as ids.
+    assert await stage.metric("render_checks_total") == {'outcome="right"': 3.0, 'outcome="wrong"': 0.0}
+    assert (await stage.metric("renderers"))[""] == 1
+    assert (await stage.get("/admin/endpoints")).json["distrustsRenderers"] is False

@@ -264,6 +264,8 @@ class RouterConfig:
     tracing_sampling: float = 0.0
     #: Ids of LoRA adapters, which engines are asked for by their own names.
     adapters: tuple[str, ...] = ()
+    #: The pool has renderers, which turn texts and chats into token ids.
+    renders: bool = False
 
     def to_json(self) -> str:
         """Return the settings as JSON with sorted keys, so that equal settings give equal pods."""

@@ -263,6 +263,39 @@ METRICS = catalogue(
             labels=(Label("outcome", "answered or late", 2),),
             preset=(("answered",), ("late",)),
         ),
+        Metric(
+            "twinpool_router_renders_total",
+            "counter",
+            "Prompts that routing.renderer was to turn into token ids: rendered; else routed by the estimate: late, "
+            "failed, busy (or all renderers failed lately), unusable (not text alone, or refused), dropped (client "
+            "left).",
+            f"{_SHELL}/rendering.py",
+            labels=(Label("outcome", "rendered, late, failed, busy, unusable or dropped", 6),),
+            preset=tuple((outcome,) for outcome in ("rendered", "late", "failed", "busy", "unusable", "dropped")),
+        ),
+        Metric(
+            "twinpool_router_render_seconds",
+            "histogram",
+            "Time that a request waited for the token ids of its prompt, where they came.",
+            f"{_SHELL}/rendering.py",
+            "seconds",
+            buckets=SECONDS,
+        ),
+        Metric(
+            "twinpool_router_render_checks_total",
+            "counter",
+            "Prompts whose tokens an engine read like the renderer: right, or wrong, after which nothing is rendered "
+            "for ten minutes and the pool's condition Rendering says so.",
+            f"{_SHELL}/rendering.py",
+            labels=(Label("outcome", "right or wrong", 2),),
+            preset=(("right",), ("wrong",)),
+        ),
+        Metric(
+            "twinpool_router_renderers",
+            "gauge",
+            "Renderers that may be asked: they answer, and every worker is of their revision.",
+            f"{_SHELL}/control.py",
+        ),
         Metric("twinpool_router_clients", "gauge", "Open client connections.", f"{_SHELL}/dataplane.py"),
         Metric(
             "twinpool_router_data_process_restarts_total",

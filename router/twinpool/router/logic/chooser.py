@@ -129,6 +129,26 @@ class Chooser:
             asked = replace(asked, session=session, returned=self.sessions.held(session, keys, now), came=now)
         return asked
 
+    def rendered(self, asked: Asked, ids: list[int], request: Request) -> Asked:
+        """Return what choices need of a request whose prompt has turned out to be these token ids."""
+        return replace(asked, ask=Ask(len(ids), asked.ask.output), names=self.exact.names(ids, request.fields))
+
+    def stake(self, asked: Asked, workers: Sequence[Endpoint]) -> float:
+        """Return the seconds that a prefill could cost less if it were known what ``workers`` hold of it."""
+        if not self.exact.size or len(workers) < 2:
+            return 0.0
+        chosen, candidates = self._candidates(asked, workers)
+        known = [self.exact.knows(worker.id) for worker in chosen]
+        return price.at_stake(asked.ask, candidates, self.foresight.prices, known)
+
+    def saved(self, before: Asked, after: Asked, workers: Sequence[Endpoint]) -> float:
+        """Return what the choice ``before`` it was known what ``workers`` hold would have cost more, in seconds."""
+        chosen, known = self._candidates(after, workers)
+        _, thought = self._candidates(replace(before, ask=after.ask), chosen)
+        prices = self.foresight.prices
+        by_guess, by_word = (price.prefill_prices(after.ask, these, prices) for these in (thought, known))
+        return by_word[by_guess.index(min(by_guess))] - min(by_word)
+
     def hands_off(self, asked: Asked, prefills: Sequence[Endpoint], decodes: Sequence[Endpoint]) -> bool:
         """Decide whether a request that could be split is; without a prefill worker the handoff's own rules say."""
         if self._conditional != "auto":

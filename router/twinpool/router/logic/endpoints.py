@@ -15,11 +15,11 @@ from twinpool.core.errors import InvalidValue
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One engine process that answers HTTP."""
+    """One engine process that answers HTTP, or a renderer."""
 
     #: Pod uid, restart count of the engine's container, and how often it stopped answering since.
     id: str
-    role: protocol.Role
+    role: protocol.EndpointRole
     host: str
     port: int
     revision: str = ""
@@ -59,8 +59,11 @@ class Directory:
     prefill: tuple[Endpoint, ...]
     decode: tuple[Endpoint, ...]
     decode_by_revision: Mapping[str, tuple[Endpoint, ...]]
+    #: Admitted renderers, while every admitted worker is of their revision: two need not agree on a tokenizer.
+    renderers: tuple[Endpoint, ...] = ()
 
 
+_ROLES = (*protocol.ROLES, protocol.RENDERER_ROLE)
 _ENGINE_PORTS = (protocol.ENGINE_PORT_NAME, protocol.KV_EVENTS_PORT_NAME, protocol.KV_REPLAY_PORT_NAME)
 
 EMPTY = Directory({}, (), (), {})
@@ -75,17 +78,19 @@ def directory(endpoints: Iterable[Endpoint]) -> Directory:
     for endpoint in decode:
         by_revision[endpoint.revision] = (*by_revision.get(endpoint.revision, ()), endpoint)
     prefill = tuple(e for e in admitted if e.role == "prefill" and e.revision in by_revision)
-    return Directory(known, prefill, decode, by_revision)
+    revisions = {e.revision for e in admitted if e.role in protocol.ROLES}
+    renderers = tuple(e for e in admitted if e.role == protocol.RENDERER_ROLE and revisions == {e.revision})
+    return Directory(known, prefill, decode, by_revision, renderers)
 
 
 def worker_of_pod(pod: Mapping[str, Any]) -> WorkerPod | None:
-    """Return what a pod (as JSON) says about its group, or None when it is no worker's.
+    """Return what a pod (as JSON) says about its group, or None when it is no worker's nor renderer's.
 
     A pod whose containers have ended for good counts as leaving: its StatefulSet will replace it.
     """
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     labels = metadata.get("labels") or {}
-    if labels.get(protocol.LABEL_ROLE) not in protocol.ROLES:
+    if labels.get(protocol.LABEL_ROLE) not in _ROLES:
         return None
     leaving = (
         bool(metadata.get("deletionTimestamp"))
@@ -123,7 +128,7 @@ def _endpoint(pod: Mapping[str, Any]) -> Endpoint | None:
     conditions = status.get("conditions") or ()
     return Endpoint(
         id=f"{metadata.get('uid', '')}/{_restarts(status)}",
-        role=cast(protocol.Role, labels[protocol.LABEL_ROLE]),
+        role=cast(protocol.EndpointRole, labels[protocol.LABEL_ROLE]),
         host=address,
         port=port,
         revision=labels.get(protocol.LABEL_REVISION, ""),
@@ -166,8 +171,8 @@ def endpoints_of_file(document: Any, name: str) -> tuple[Endpoint, ...]:
             raise InvalidValue(f"{name}, entry {number} is not an object", "give it role, host and port")
         role, host, port = entry.get("role"), entry.get("host"), entry.get("port", protocol.ENGINE_PORT)
         revision = entry.get("revision", "")
-        if role not in protocol.ROLES:
-            raise InvalidValue(f"{name}, entry {number}: role is {role!r}", "write prefill or decode")
+        if role not in _ROLES:
+            raise InvalidValue(f"{name}, entry {number}: role is {role!r}", "write prefill, decode or renderer")
         if not isinstance(host, str) or not host or not isinstance(revision, str):
             raise InvalidValue(
                 f"{name}, entry {number}: host and revision must be strings", "write the engine's address"

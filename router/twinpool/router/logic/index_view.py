@@ -69,6 +69,10 @@ class ExactView:
         device, anywhere = (min(most, max(blocks, found.expected)) for blocks in (found.device, found.anywhere))
         return Cached(device * self.size, anywhere * self.size, found.expected <= found.device)
 
+    def knows(self, worker: str) -> bool:
+        """Whether what a worker holds is taken from its events."""
+        return worker in self._endpoints and self.trusted(worker)
+
     def trusted(self, worker: str) -> bool:
         """Whether a worker's engine has reported what its events foretold."""
         return self._agreement.get(worker, 1.0) >= _LEAST

@@ -60,6 +60,25 @@ def prefill_prices(ask: Ask, candidates: Sequence[Candidate], prices: Prices) ->
     ]
 
 
+def at_stake(ask: Ask, candidates: Sequence[Candidate], prices: Prices, known: Sequence[bool]) -> float:
+    """Return how much lower the least price could be if it were known what the ``known`` workers hold; 0 if no other.
+
+    That is the case where one of them, with all of the prompt, would be cheaper than the one that is the cheapest by
+    what is known now.
+    """
+    weight = 1.0 + queueing(candidates)
+    whole = prices.warm(ask.prompt, ask.prompt - 1, ask.prompt - 1)
+    costs = prefill_prices(ask, candidates, prices)
+    now = min(costs)
+    chosen = costs.index(now)
+    others = [
+        one.backlog + weight * one.pace * whole
+        for place, one in enumerate(candidates)
+        if known[place] and place != chosen
+    ]
+    return max(0.0, now - min(others, default=now))
+
+
 def lateness(ask: Ask, candidates: Sequence[Candidate], prices: Prices, ttft: float) -> list[float]:
     """Return how much less than its price each prefill worker is to be judged by, ``ttft`` being the objective.
 

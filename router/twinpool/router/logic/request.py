@@ -33,6 +33,7 @@ _PREFILL_PARAMS: Final = (
 _PREFILL_OVERRIDES: Final = (
     b'"max_tokens":1,"max_completion_tokens":1,"stream":false,"kv_transfer_params":' + _PREFILL_PARAMS
 )
+_RETURN_IDS: Final = b'"return_token_ids":'
 #: Left out of the prefill leg: they contradict one token without streaming, and engines refuse the contradiction.
 _NOT_FOR_PREFILL: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "stream", "stream_options"})
 
@@ -96,6 +97,10 @@ class Request(msgspec.Struct, frozen=True):
     adapter: str = ""
     #: The messages with stand-ins for images and recordings, where there are some.
     shrunk: bytes = b""
+    #: Token ids of a chat (JSON), by which engines need not read its messages.
+    ids: bytes = b""
+    #: The prefill leg asks for the token ids that its engine reads.
+    compared: bool = False
 
 
 def read(route: Route, body: bytes) -> Request:
@@ -151,6 +156,23 @@ def with_adapter(request: Request) -> Request:
     return replace(request, adapter=request.model or "")
 
 
+def with_ids(request: Request, ids: bytes, *, chat: bool) -> Request:
+    """Return the request with the token ids of its prompt (JSON), so that engines need not make them again.
+
+    Those of a chat go beside its messages, as vLLM takes them (``kv_transfer_params.prompt_token_ids``, from 0.32 on;
+    one that does not know them reads the messages). Those of a text take its place.
+    """
+    if chat:
+        return replace(request, ids=ids)
+    fields = {**request.fields, "prompt": msgspec.Raw(ids)}
+    return replace(request, body=join(fields), fields=fields)
+
+
+def with_comparison(request: Request) -> Request:
+    """Return the request with a prefill leg that asks for the token ids that its engine reads."""
+    return replace(request, compared=True)
+
+
 def _refuse_stored(fields: Fields) -> None:
     """Refuse what needs an answer that was kept: each worker keeps its own, and the next request may go to another."""
     for name in ("previous_response_id", "conversation", "background", "store"):
@@ -162,17 +184,26 @@ def _refuse_stored(fields: Fields) -> None:
 def prefill_body(request: Request) -> bytes:
     """Return the body of the prefill leg: one token, no stream, KV kept for whoever decodes."""
     members = [_member(name, value) for name, value in request.fields.items() if name not in _NOT_FOR_PREFILL]
-    members.append(_PREFILL_OVERRIDES)
+    members.append(_PREFILL_OVERRIDES if not request.ids else _PREFILL_OVERRIDES[:-1] + _ids_member(request.ids))
+    if request.compared:
+        members = [member for member in members if not member.startswith(_RETURN_IDS)] + [_RETURN_IDS + b"true"]
     return b"{" + b",".join(members) + b"}"
 
 
 def decode_body(request: Request, params: bytes | None) -> bytes:
     """Return the body of the decode leg: the client's bytes, with ``params`` (JSON) spliced in at the end."""
+    if request.ids:
+        params = (params or b"{}").rstrip()[:-1] + _ids_member(request.ids, first=params is None)
     if params is None:
         return request.body
     end = request.body.rindex(b"}")
     comma = b"," if request.fields else b""
     return b"".join((request.body[:end], comma, b'"kv_transfer_params":', params, request.body[end:]))
+
+
+def _ids_member(ids: bytes, *, first: bool = False) -> bytes:
+    """Return the end of an object of handoff parameters that has token ids as its last, or ``first``, member."""
+    return (b"" if first else b",") + b'"prompt_token_ids":' + ids + b"}"
 
 
 _ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]).decode

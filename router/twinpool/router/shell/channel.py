@@ -129,6 +129,8 @@ class Report(msgspec.Struct, tag=True, frozen=True):
     arrivals: Arrivals = msgspec.field(default_factory=Arrivals)
     #: What was learnt of predictions: factor and samples, by what they are of.
     foresight: dict[str, tuple[float, int]] = {}
+    #: Engines read other tokens than the renderers make.
+    distrusts: bool = False
 
 
 class State(msgspec.Struct, tag=True, frozen=True):

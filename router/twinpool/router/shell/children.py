@@ -53,6 +53,8 @@ class Child:
         self.up = False
         #: What it has learnt of predictions.
         self.foresight: dict[str, tuple[float, int]] = {}
+        #: Whether it found that engines read other tokens than the renderers make.
+        self.distrusts = False
         #: Of the last report: open connections, and the CPU seconds used until then.
         self.clients = 0
         self.cpu = 0.0
@@ -118,6 +120,7 @@ class Child:
         self._last_arrivals = report.arrivals
         self.clients, self.cpu = report.clients, report.cpu
         self.foresight = report.foresight
+        self.distrusts = report.distrusts
         answered = self._answers.pop(report.number, None)
         if answered is not None:
             answered.set()

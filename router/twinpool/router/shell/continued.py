@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from twinpool.router.logic import continuation, handoff
 from twinpool.router.logic.handoff import Phase
 from twinpool.router.shell.exchange import Exchange
+from twinpool.router.shell.rendered import RenderedExchange
 
 if TYPE_CHECKING:
     from twinpool.router.logic.framing import Head
@@ -28,6 +29,8 @@ def exchange_for(pool: Pool, client: Client, call: Call) -> Exchange:
     """Return the exchange for a request."""
     if pool.config.continuation and continuation.possible(call.route, call.request):
         return ContinuedExchange(pool, client, call)
+    if pool.rendering is not None:
+        return RenderedExchange(pool, client, call, pool.rendering)
     return Exchange(pool, client, call)
 
 

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinpool.core.errors import InvalidValue
+from twinpool.core.protocol import RENDERER_ROLE
 from twinpool.router.logic import arrivals
 from twinpool.router.logic.balance import to_shed
 from twinpool.router.logic.copies import Copies, Copy, loads_of, write_books
+from twinpool.router.logic.endpoints import directory
 from twinpool.router.logic.lag import Lag
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.metrics import Numbers, render, total
@@ -252,7 +254,7 @@ class Control:
                          "admitted" if endpoint.admitted else "not admitted")  # fmt: skip
         self._published = snapshot.endpoints
         if self._aware:
-            self._followers.watch(endpoint for endpoint in snapshot.endpoints if endpoint.admitted)
+            self._followers.watch(endpoint for endpoint in self._workers if endpoint.admitted)
         workers = {endpoint.pod for endpoint in snapshot.endpoints}
         for child in self._children:
             child.keep_workers(workers)
@@ -295,7 +297,8 @@ class Control:
         gauges = Numbers()
         gauges.add("twinpool_router_discovery_synced", (), float(self._synced))
         loads = self._loads()
-        for endpoint in self._published:
+        gauges.add("twinpool_router_renderers", (), float(len(directory(self._published).renderers)))
+        for endpoint in self._workers:
             labels = (endpoint.pod, endpoint.role)
             load = loads.get(endpoint.id, Load())
             gauges.add("twinpool_router_endpoint_admitted", labels, float(endpoint.admitted))
@@ -322,6 +325,7 @@ class Control:
             "pool": self._settings.config.pool,
             "synced": self._synced,
             "current": current,
+            "distrustsRenderers": any(child.distrusts for child in self._children),
             "endpoints": [
                 entry_of(endpoint, loads.get(endpoint.id, Load()), warmth[endpoint.id]) for endpoint in published
             ],
@@ -342,7 +346,7 @@ class Control:
     async def _index_page(self) -> tuple[int, str, bytes]:
         """Show what the exact index holds, and for each worker whether its events are relied on, and why not."""
         followers = self._followers
-        named = [{"name": e.pod, "id": e.id, "role": e.role, **followers.state(e.id)} for e in self._published]
+        named = [{"name": e.pod, "id": e.id, "role": e.role, **followers.state(e.id)} for e in self._workers]
         body = {"blockSize": followers.relied[0], "table": followers.table(), "endpoints": named}
         return 200, JSON, json.dumps(body).encode()
 
@@ -381,6 +385,11 @@ class Control:
     async def _decisions_page(self) -> tuple[int, str, bytes]:
         self._questions += 1
         return await decisions_page(self._children, self._questions)
+
+    @property
+    def _workers(self) -> list[Endpoint]:
+        """The endpoints but for renderers, which hold nothing and have no books."""
+        return [endpoint for endpoint in self._published if endpoint.role != RENDERER_ROLE]
 
     def _loads(self) -> dict[str, Load]:
         loads: dict[str, Load] = {}

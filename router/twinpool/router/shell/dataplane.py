@@ -75,6 +75,7 @@ class DataProcess:
             cpu=time.process_time(),
             arrivals=self.pool.meter.arrivals,
             foresight=self.pool.chooser.foresight.state(),
+            distrusts=self.pool.rendering is not None and self.pool.rendering.distrusts,
         )
 
     async def follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

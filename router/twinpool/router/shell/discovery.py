@@ -94,7 +94,9 @@ class PodWatch:
     ) -> None:
         self._configure = configure or configuration
         self._namespace = settings.namespace
-        self._selector = f"{protocol.LABEL_POOL}={settings.pool},{protocol.LABEL_ROLE} in (prefill,decode,router)"
+        self._selector = (
+            f"{protocol.LABEL_POOL}={settings.pool},{protocol.LABEL_ROLE} in (prefill,decode,router,renderer)"
+        )
         self._listener = listener
         self._copies_listener = copies
         self._pods: dict[str, WorkerPod] = {}

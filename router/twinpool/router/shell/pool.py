@@ -22,6 +22,7 @@ from twinpool.router.logic.warmth import Warmth
 from twinpool.router.shell.access import AccessLog
 from twinpool.router.shell.admission import Admission
 from twinpool.router.shell.locator import Locator
+from twinpool.router.shell.rendering import Rendering
 from twinpool.router.shell.upstream import Connections
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ class Pool:
         self.tracing: Tracing | None = None
         self.locator = Locator(loop, self.numbers)
         self.connections = Connections(loop, limits)
+        #: None where the pool has no renderers.
+        self.rendering: Rendering | None = None
+        if config.renders:
+            self.rendering = Rendering(loop, self.clock, limits, self.numbers, self.connections, self.chooser)
         self.access = AccessLog(config.access_log, rng, self.numbers)
         self.admission = Admission(
             loop,
@@ -100,6 +105,8 @@ class Pool:
         self.meter.keep(self.directory.known)
         self.warmth.keep(self.directory.known)
         self.connections.sweep(set(self.directory.known))
+        if self.rendering is not None:
+            self.rendering.update(self.directory.renderers)
         keep_workers(self.numbers, {endpoint.pod for endpoint in known})
         self._resize()
 
