@@ -43,6 +43,8 @@ PLACEMENT_GATE = f"{GROUP}/placement"
 ANNOTATION_DRAINING = f"{GROUP}/draining"
 #: On the pods of a group: the leader of the current epoch, as JSON with ``address``, ``uid`` and ``epoch``.
 ANNOTATION_LEADER = f"{GROUP}/leader"
+#: On the pod of a group's leader: where its node is in the network (:mod:`twinpool.core.distance`).
+ANNOTATION_PLACE = f"{GROUP}/place"
 #: On a pool: a value that is part of the revision, so that a new one restarts every worker in a rollout.
 ANNOTATION_RESTART = f"{GROUP}/restart"
 #: Set by Kubernetes on the pods of a StatefulSet: the ordinal, which is the node rank inside the group.

@@ -263,6 +263,16 @@ class Complaint:
 Path = tuple[str | None, ...]
 
 
+def shared(one: Path, other: Path) -> int:
+    """Return the index of the narrowest level whose domain two nodes share; a domain is its whole path from above."""
+    found = 0
+    for index, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+        if mine != theirs:
+            break
+        found = index if mine is not None else found
+    return found
+
+
 def paths(topology: Topology, nodes: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Path], list[Complaint]]:
     """Return the domains of each node, and what is wrong with labels; ``nodes`` are labels by node name.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core.links import Measured as LevelMedian
 from twinpool.core.links import combined
-from twinpool.core.topology import Path, Topology, paths
+from twinpool.core.topology import Path, Topology, paths, shared
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Annotate
 from twinpool.operator.logic.pods import launcher_settings
@@ -235,10 +235,5 @@ def judged(each: Measured, where: Mapping[str, str], domains: Mapping[str, Path]
 
 
 def between(topology: Topology, one: Path, other: Path) -> Level:
-    """Return the narrowest level whose domain two nodes share; a domain is its whole path from the cluster."""
-    shared = 0
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=True)):
-        if mine != theirs:
-            break
-        shared = index if mine is not None else shared
-    return topology.levels[shared]
+    """Return the narrowest level whose domain two nodes share."""
+    return topology.levels[shared(one, other)]

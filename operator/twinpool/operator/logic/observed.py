@@ -90,6 +90,8 @@ class PodView:
     rank: int = 0
     #: The leader as the pod was told, as JSON.
     leader: str = ""
+    #: Where it is in the network, as routers were told, as JSON.
+    place: str = ""
     containers_ready: bool = False
     #: Whether the pod waits for the gate that routers open, and whether it is open.
     gated: bool = False
@@ -280,6 +282,7 @@ def read_pod(body: Body) -> PodView:
         node=spec.get("nodeName", ""),
         rank=int(index) if (index := labels.get(protocol.LABEL_POD_INDEX, "")).isdecimal() else 0,
         leader=(metadata.get("annotations") or {}).get(protocol.ANNOTATION_LEADER, ""),
+        place=(metadata.get("annotations") or {}).get(protocol.ANNOTATION_PLACE, ""),
         containers_ready=_true(conditions, "ContainersReady"),
         gated=any(gate.get("conditionType") == protocol.ROUTABLE_GATE for gate in spec.get("readinessGates") or ()),
         routable=_true(conditions, protocol.ROUTABLE_GATE),

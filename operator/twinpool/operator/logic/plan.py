@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
-from twinpool.operator.logic import compute_domain, names, progress, renderer_objects, reprieve, restarts
+from twinpool.operator.logic import compute_domain, distances, names, progress, renderer_objects, reprieve, restarts
 from twinpool.operator.logic.account import with_account
 from twinpool.operator.logic.actions import Action, Delete, Plan, Try, WriteScaling
 from twinpool.operator.logic.autoscaler import TICK
@@ -76,6 +76,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     actions += remade(observed, existing, settings)
     actions += [*naming(existing), *restarts.counting(observed, existing)]
     actions += noting(observed, existing, settings.topology, now, sees_nodes=settings.sees_nodes)
+    actions += distances.telling(observed, existing, settings.topology) if settings.sees_nodes else []
     actions += [*gates(observed, existing), *strays(existing)]
     actions += drains(observed, existing, now, reprieve.kept(pool, existing, newest.name, now))
     wanted = wanted_groups(pool)

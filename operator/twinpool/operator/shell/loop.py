@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from twinpool.operator.logic import interconnect, loading, restarts
+from twinpool.operator.logic import distances, interconnect, loading, restarts
 from twinpool.operator.logic.asking import hold, to_ask
 from twinpool.operator.logic.figures import figures
 from twinpool.operator.logic.groups import groups
@@ -214,8 +214,10 @@ class Reconciler:
         return self._complaints, self._preflights, self._weights, self._autoscaler
 
     async def _with_labels(self, observed: Observed) -> Observed:
-        """Add the labels of the nodes between which something was measured just now."""
-        wanted = interconnect.to_read(observed, groups(observed))
+        """Add the labels of nodes between which something was measured just now, or whose pods have no place yet."""
+        found = groups(observed)
+        wanted = interconnect.to_read(observed, found)
+        wanted |= distances.to_read(observed.pool, found, self.settings.topology)
         if not wanted or not self._nodes or not self.settings.sees_nodes:
             return observed
         return dataclasses.replace(observed, node_labels=await self._nodes.labels(wanted))

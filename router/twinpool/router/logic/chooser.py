@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from twinpool.core.economics import ASSUMED
 from twinpool.router.logic import policy, price
+from twinpool.router.logic.distances import Distances
 from twinpool.router.logic.foresight import Foresight
 from twinpool.router.logic.index_approximate import ApproximateIndex
 from twinpool.router.logic.index_text import BLOCK_BYTES, bytes_of, chain, text_of
@@ -102,6 +103,7 @@ class Chooser:
         self.exact = ExactView()
         self.foresight = Foresight()
         self.sessions = Sessions()
+        self.distances = Distances()
         #: What was chosen lately; None while nobody looks.
         self.decisions: Decisions | None = None
         #: Places by id in the workers that were chosen from last, where they are many.
@@ -155,9 +157,17 @@ class Chooser:
             return self._conditional == "always"
         if not prefills or not decodes:
             return True
-        _, prefill = self._candidates(asked, prefills)
-        _, decode = self._candidates(asked, decodes)
-        decision = price.decide(asked.ask, prefill, decode, self.foresight.prices, self._rng, self._ttft)
+        sources, prefill = self._candidates(asked, prefills)
+        targets, decode = self._candidates(asked, decodes)
+        decision = price.decide(
+            asked.ask,
+            prefill,
+            decode,
+            self.foresight.prices,
+            self._rng,
+            self._ttft,
+            lambda place: self._seen_from(sources[place], targets, decode),
+        )
         if self.decisions is not None:
             self.decisions.handoff(asked.ask, decision.prefill is not None, decision.saved)
         return decision.prefill is not None
@@ -174,11 +184,18 @@ class Chooser:
             self.decisions.note("prefill", asked.ask, priced, place, candidates, costs)
         return priced[place]
 
-    def decode(self, asked: Asked, workers: Sequence[Endpoint], whole: bool) -> Endpoint:
-        """Choose one of ``workers``, which must not be empty, for the answer, or for all of a request (``whole``)."""
+    def decode(
+        self, asked: Asked, workers: Sequence[Endpoint], whole: bool, source: Endpoint | None = None
+    ) -> Endpoint:
+        """Choose one of ``workers``, which must not be empty, for the answer, or for all of a request (``whole``).
+
+        ``source`` is the worker that has prefilled.
+        """
         if self._policy != "price" or len(workers) == 1:
             return self._simple(asked, workers, "decode")
         priced, candidates = self._candidates(asked, workers)
+        if source is not None:
+            candidates = self._seen_from(source, priced, candidates)
         choice, prices = price.cheapest_whole if whole else price.cheapest_decode, self.foresight.prices
         place = choice(asked.ask, candidates, prices, self._rng, last=_last(asked, priced)).place
         if self.decisions is not None:
@@ -218,8 +235,8 @@ class Chooser:
         """Return the seconds of it that are no queueing; 0 where nothing is priced."""
         return work.seconds * self.foresight.prefill.factor * self.foresight.pace(worker) if self._aware else 0.0
 
-    def first(self, asked: Asked, worker: Endpoint, work: Work | None) -> First | None:
-        """An answer is asked of ``worker``, whole with ``work``, else after a handoff: foretell its first token.
+    def first(self, asked: Asked, worker: Endpoint, work: Work | None, source: Endpoint | None = None) -> First | None:
+        """Foretell the first token of an answer by ``worker``: whole with ``work``, else handed over by ``source``.
 
         None where nothing is priced.
         """
@@ -229,8 +246,8 @@ class Chooser:
         step = prices.step(load.requests + 1, load.tokens + asked.ask.prompt)
         if work is not None:
             return First(self.expected(work, worker.id) + step, step=step, prefill=work.before + work.seconds)
-        pull = prices.pull(asked.ask.prompt)
-        return First(pull + step, ASSUMED.pull(asked.ask.prompt), step)
+        size = asked.ask.prompt * (1.0 if source is None else self.distances.far(source, worker))
+        return First(prices.pull(size) + step, ASSUMED.pull(size), step)
 
     def came(self, worker: Endpoint, first: First, seconds: float) -> None:
         """The first token of an answer came ``seconds`` after ``worker`` was asked for it."""
@@ -263,6 +280,7 @@ class Chooser:
         self.index.keep(known)
         self.exact.keep(known)
         self.foresight.keep(known)
+        self.distances.keep(known)
 
     def _simple(self, asked: Asked, workers: Sequence[Endpoint], role: str) -> Endpoint:
         self._turns[role] += 1
@@ -314,6 +332,15 @@ class Chooser:
                 )
             )
         return chosen, tuple(candidates)
+
+    def _seen_from(
+        self, source: Endpoint, workers: Sequence[Endpoint], candidates: tuple[Candidate, ...]
+    ) -> tuple[Candidate, ...]:
+        """Return the candidates with how far each is from the worker that prefills, if that is known."""
+        if source.place is None:
+            return candidates
+        far = self.distances.far
+        return tuple(replace(one, far=far(source, worker)) for worker, one in zip(workers, candidates, strict=True))
 
     def _holders(self, asked: Asked, workers: Sequence[Endpoint]) -> Iterator[int]:
         """Yield the places of workers that hold something of a prompt: those known to, then those likely to."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from twinpool.core import protocol
+from twinpool.core.distance import Place
 from twinpool.core.errors import InvalidValue
 
 
@@ -38,6 +39,8 @@ class Endpoint:
     replay: int = 0
     #: Tokens whose KV it can hold; 0: not known.
     kv_tokens: int = 0
+    #: Where it is in the network; None: nobody said.
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,7 @@ def _endpoint(pod: Mapping[str, Any]) -> Endpoint | None:
         uid=metadata.get("uid", ""),
         events=ports.get(protocol.KV_EVENTS_PORT_NAME, 0),
         replay=ports.get(protocol.KV_REPLAY_PORT_NAME, 0),
+        place=Place.from_json((metadata.get("annotations") or {}).get(protocol.ANNOTATION_PLACE, "")),
     )
 
 

@@ -46,6 +46,8 @@ class Candidate(msgspec.Struct, frozen=True):
     capacity: int = 0
     #: How many times as long as others it takes to compute.
     pace: float = 1.0
+    #: How many times as long as assumed a byte takes from the worker that has prefilled.
+    far: float = 1.0
 
 
 class Ask(msgspec.Struct, frozen=True):

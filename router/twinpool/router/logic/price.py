@@ -14,7 +14,7 @@ import msgspec
 from twinpool.router.logic import policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from twinpool.core.economics import Prices
@@ -137,7 +137,7 @@ def cheapest_decode(
     ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, last: int | None = None
 ) -> Choice:
     """Choose the decode worker for a request that was prefilled elsewhere."""
-    pulls = [prices.pull(ask.prompt - candidate.cached) for candidate in candidates]
+    pulls = [prices.pull((ask.prompt - candidate.cached) * candidate.far) for candidate in candidates]
     costs = [decode_price(ask, one, prices) + pull for one, pull in zip(candidates, pulls, strict=True)]
     place = policy.least(costs, rng, last)
     chosen = candidates[place]
@@ -169,12 +169,15 @@ def decide(
     prices: Prices,
     rng: Random,
     ttft: float | None = None,
+    seen_from: Callable[[int], Sequence[Candidate]] | None = None,
 ) -> Decision:
     """Decide between handing off and prefilling on the decode worker; neither list may be empty.
 
-    The decode worker itself is chosen when it is needed, by the load of that moment.
+    The decode worker itself is chosen when it is needed, by the load of that moment. ``seen_from`` gives ``decodes`` as
+    a prefill worker sees them, by its place, where they are not equally far from all.
     """
     remote = cheapest_prefill(ask, prefills, prices, rng, ttft)
-    handed = remote.price + cheapest_decode(ask, decodes, prices, rng).price
+    pairs = decodes if seen_from is None else seen_from(remote.place)
+    handed = remote.price + cheapest_decode(ask, pairs, prices, rng).price
     whole = cheapest_whole(ask, decodes, prices, rng).price
     return Decision(remote, whole - handed) if handed < whole else Decision(None, handed - whole)

@@ -268,8 +268,9 @@ class Exchange:
         leg.connect(connected, lambda: self.prefill_failed("connect"))
 
     def _start_decode(self) -> None:
-        revision = self._prefill_endpoint.revision if self._state.holding and self._prefill_endpoint else None
-        endpoint = self.pool.choose_decode(self._asked, revision, self._tried_decode)
+        source = self._prefill_endpoint if self._state.holding else None
+        revision = None if source is None else source.revision
+        endpoint = self.pool.choose_decode(self._asked, revision, self._tried_decode, source)
         if endpoint is None:
             self._apply(handoff.no_decode(self._state))
             return
@@ -284,7 +285,7 @@ class Exchange:
             self.pool.received(self._asked, endpoint)
         else:
             work = self.pool.sent(self._asked, endpoint)
-        self._record.first = self.pool.chooser.first(self._asked, endpoint, work)
+        self._record.first = self.pool.chooser.first(self._asked, endpoint, work, source)
         leg = self._decode = DecodeLeg(self, endpoint, request.prompt_tokens + request.output_tokens, work)
         leg.connect(self._connected, lambda: self.decode_lost(None))
 

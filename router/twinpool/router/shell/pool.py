@@ -161,16 +161,19 @@ class Pool:
         usable = self._usable(candidates)
         return self._chosen(self.chooser.prefill(asked, usable))
 
-    def choose_decode(self, asked: Asked, revision: str | None, tried: Collection[str]) -> Endpoint | None:
+    def choose_decode(
+        self, asked: Asked, revision: str | None, tried: Collection[str], source: Endpoint | None = None
+    ) -> Endpoint | None:
         """Choose a decode worker, of one revision for a handoff, of any for a whole request.
 
-        Those tried before come last: asking again beats giving up, as what failed may have been a stale connection.
+        ``source`` is the worker that has prefilled. Those tried before come last: asking again beats giving up, as what
+        failed may have been a stale connection.
         """
         candidates = self.decodes(revision)
         if not candidates:
             return None
         usable = self._usable(policy.preferred(candidates, tried) if tried else candidates)
-        return self._chosen(self.chooser.decode(asked, usable, whole=revision is None))
+        return self._chosen(self.chooser.decode(asked, usable, whole=revision is None, source=source))
 
     def decodes(self, revision: str | None) -> tuple[Endpoint, ...]:
         """Return the admitted decode workers, of one revision or of all."""
