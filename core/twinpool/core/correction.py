@@ -40,8 +40,11 @@ class Correction:
         if not (predicted > 0 and 0 < observed < math.inf):
             return
         self.samples = count = self.samples + 1
-        error = math.log(observed / predicted) - self.log_factor
-        weight = 1 / (1 + count) if count < _FIRST else _WEIGHT
-        moved = self.log_factor + weight * max(-_REACH, min(_REACH, error))
-        self.log_factor = moved = max(-_LIMIT, min(_LIMIT, moved))
-        self.factor = math.exp(moved)
+        known = self.log_factor
+        error = math.log(observed / predicted) - known
+        if not -_REACH < error < _REACH:
+            error = math.copysign(_REACH, error)
+        known += error / (1 + count) if count < _FIRST else error * _WEIGHT
+        if not -_LIMIT < known < _LIMIT:
+            known = math.copysign(_LIMIT, known)
+        self.log_factor, self.factor = known, math.exp(known)

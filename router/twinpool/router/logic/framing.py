@@ -114,6 +114,24 @@ def _length(status: int, headers: dict[bytes, bytes]) -> tuple[int | None, bool]
     return (None if size is None else int(size)), encoding is not None
 
 
+def _passed(data: bytes, end: int, size: int) -> int:
+    """Pass over chunks whose size line was seen before: nearly all of a stream. ``end`` is that of a chunk's data."""
+    step_of, width = _STEPS.get, 6  # of a size with two digits
+    while width:
+        while step := step_of(data[end : end + width]):
+            end += step
+        width = _width(data[end : end + 8]) if size - end > _LAST_STEP else 0
+    return end
+
+
+def _width(between: bytes) -> int:
+    """Return how many of the bytes after a chunk's data lead to the data of a chunk of known size; 0: none do."""
+    for width in (6, 7, 5, 8):
+        if between[:width] in _STEPS:
+            return width
+    return 0
+
+
 class Body:
     """Finds the end of a body that arrives in pieces of any size."""
 
@@ -147,18 +165,9 @@ class Body:
             if known is None:
                 return self._feed_chunks(data, start)
             start, left = newline + 2, known + 2
-        # Pass over chunks that end in this piece and whose size line was seen before: nearly all of a stream.
         end = start + left - 2  # of the chunk's data
-        step_of = _STEPS.get
-        while True:
-            step = step_of(data[end : end + 6]) or step_of(data[end : end + 7])  # sizes of two and three digits
-            if step is None:
-                if size - end <= _LAST_STEP:
-                    break
-                step = step_of(data[end : end + 5]) or step_of(data[end : end + 8])
-                if step is None:
-                    break
-            end += step
+        if size - end > _LAST_STEP:
+            end = _passed(data, end, size)
         if end + 2 > size:
             position = end if end < size else size  # noqa: FURB136 - a call of min costs as much as the rest
             self._left = end + 2 - position

@@ -374,9 +374,11 @@ class ClientConnection(asyncio.Protocol):
         return name
 
     def _reserve(self, size: int) -> bool:
-        if self._pool.body_bytes + size > self._pool.limits.bodies:
+        pool = self._pool
+        held = pool.body_bytes + size
+        if held > pool.limits.bodies:
             return False
-        self._pool.body_bytes += size
+        pool.body_bytes = held
         self._held += size
         return True
 

@@ -160,7 +160,11 @@ class RequestParser:
         for name, value in self._own:
             if name == b"content-length":
                 length = int(value)
-        if len(known) + len(self._own) > self._limits.headers or self._head_size() > self._limits.head:
+        limits = self._limits
+        if len(known) + len(self._own) > limits.headers or (
+            # An upper bound does where the pieces that hold the head are small enough.
+            self._head_bytes + self._piece > limits.head and self._head_size() > limits.head
+        ):
             self._refuse(self._too_large_head())
         elif self._parser.get_http_version() != "1.1":
             self._refuse(Refusal(505, "http_version", "This server speaks HTTP/1.1 only."))
@@ -168,7 +172,7 @@ class RequestParser:
             self._refuse(look.refusal)
         elif self._method == b"CONNECT":
             self._refuse(_NO_UPGRADE)
-        elif length > self._limits.body:
+        elif length > limits.body:
             self._refuse(self._too_large_body())
         else:
             self.wants_continue = look.wants_continue
@@ -180,10 +184,7 @@ class RequestParser:
                 self._key = admitted
 
     def _head_size(self) -> int:
-        """Return the size of the head; where the pieces that hold it are small enough, an upper bound does."""
-        most = self._head_bytes + self._piece
-        if most <= self._limits.head:
-            return most
+        """Return the size of the head."""
         return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers + self._own)
 
     def on_body(self, piece: bytes) -> None:
@@ -191,10 +192,11 @@ class RequestParser:
         if self._refusal is not None:
             return
         self._since_body = 0
-        self._body_bytes += len(piece)
+        size = len(piece)
+        self._body_bytes += size
         if self._body_bytes > self._limits.body:
             self._refuse(self._too_large_body())
-        elif not self._reserve(len(piece)):
+        elif not self._reserve(size):
             self._refuse(_TOO_BUSY)
         else:
             self._body.append(piece)
