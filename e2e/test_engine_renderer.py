@@ -122,4 +122,5 @@ def test_a_renderer_knows_its_model_alone(pair: tuple[str, str]) -> None:
     renderer, _ = pair
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(renderer, "/v1/completions/render", b'{"model":"another","prompt":"x"}')
-    assert refused.value.code == 404
+    with refused.value as error:
+        assert error.code == 404

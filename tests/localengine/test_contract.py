@@ -51,7 +51,7 @@ def test_what_a_version_lacks_is_named(package):
 
 def test_what_changed_between_versions_is_named():
     def version(*flags):
-        return Contract(frozenset(flags), frozenset(), frozenset(), frozenset(), frozenset())
+        return Contract(frozenset(flags), *(frozenset() for _ in range(5)))
 
     assert contract.changes(version("--a", "--old"), version("--a", "--new")) == ["flags: ---old", "flags: +--new"]
 

@@ -193,3 +193,31 @@ async def test_a_chat_goes_where_events_say_that_it_is_though_the_router_never_s
     assert await stage.metric("render_checks_total") == {'outcome="right"': 3.0, 'outcome="wrong"': 0.0}
     assert (await stage.metric("renderers"))[""] == 1
     assert (await stage.get("/admin/endpoints")).json["distrustsRenderers"] is False
+
+
+async def test_a_renderer_of_other_tokens_is_found_out_and_told_of(stage):
+    for number, name in enumerate(("prefill0", "prefill1", "decode0")):
+        await stage.engine(name, number + 41)
+    host = stage.hosts["renderer0"] = f"127.93.{os.getpid() % 250}.44"
+    rendered = stage.kit.response(
+        b'{"token_ids":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}', extra="Connection: close\r\n"
+    )
+
+    async def render(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(rendered)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(render, host, 8000, limit=2**20)
+    stage.stack.callback(server.close)
+    await stage.start()
+    chat = {"model": "m", "messages": [{"role": "user", "content": "word " * 1500}], "max_tokens": 4}
+    for worker in ("prefill0", "prefill1"):  # whose events are relied on from then on
+        await stage.get("", 8000, stage.kit.post(chat, "/v1/chat/completions"), stage.hosts[worker])
+    await stage.index(lambda by, _: sum(one["relied"] for one in by.values()) >= 2)
+    chat["messages"][0]["content"] = "other words " * 800
+    answer = await stage.get("", 8000, stage.kit.post(chat, "/v1/chat/completions"))
+    assert answer.json["usage"]["prompt_tokens"] > 17, "the engine read the text"
+    assert (await stage.metric("render_checks_total"))['outcome="wrong"'] == 1
+    assert (await stage.get("/admin/endpoints")).json["distrustsRenderers"] is True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, get_args
 from twinpool.core import protocol
 from twinpool.localengine.errors import EngineError
 from twinpool.router.logic.kv_room import KV_CACHE
+from twinpool.router.logic.request import Route
 from twinpool.worker.engines.simulated.logic.metrics import FAMILIES, OFFLOADING, SPECULATION, TIERING
 from twinpool.worker.engines.vllm.flags import CPU_DEFAULTS
 from twinpool.worker.logic.load import MARKS
@@ -30,11 +31,12 @@ _METRIC_FILES = (
     "v1/kv_offload/**/*.py",
 )
 _REQUEST_FILES = ("entrypoints/**/protocol.py",)
+_ROUTE_FILES = ("entrypoints/**/api_router.py",)
 _CONFIG_FILES = ("config/kv_transfer.py", "config/kv_events.py", "config/speculative.py", "config/parallel.py")
 _TRANSFER_FILES = (
     *("distributed/kv_transfer/kv_connector/v1/nixl/**/*.py", "distributed/kv_transfer/kv_connector/factory.py"),
     *("distributed/kv_transfer/kv_connector/v1/multi_connector.py", "v1/kv_offload/**/*.py"),
-    "distributed/mooncake_store.py",
+    *("distributed/mooncake_store.py", "renderers/online_renderer.py"),
 )
 
 #: Suffixes that Prometheus adds to a metric's name.
@@ -54,6 +56,8 @@ class Contract:
     configs: frozenset[str]
     #: Keys of ``kv_transfer_params``.
     transfer: frozenset[str]
+    #: Paths of the HTTP interface that only some versions have.
+    routes: frozenset[str]
 
 
 #: Fields of requests that the router sets or reads, and that the simulated engine serves.
@@ -65,7 +69,7 @@ _REQUEST_FIELDS = (
 #: Keys of ``kv_transfer_params`` that the router writes or reads, and the settings of connectors that we make.
 _TRANSFER_KEYS = (
     *("do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_host", "remote_port"),
-    "kv_lease_duration",
+    *("kv_lease_duration", "prompt_token_ids"),
     # Connectors and their settings for KV tiers.
     *("MultiConnector", "OffloadingConnector", "connectors", "TieringOffloadingSpec"),
     *("LMCacheConnectorV1", "MooncakeStoreConnector", "MOONCAKE_CONFIG_PATH", "embedded", "metadata_server"),
@@ -105,6 +109,7 @@ def needed() -> Contract:
             + [f"SpeculativeMethod.{name}" for name in get_args(protocol.SpeculationMethod)]
         ),
         transfer=frozenset(_TRANSFER_KEYS),
+        routes=frozenset(f"{route.value}/render" for route in (Route.CHAT, Route.COMPLETIONS)),
     )
 
 
@@ -125,7 +130,8 @@ def read(package: Path) -> Contract:
     requests = {name for tree in _trees(package, _REQUEST_FILES) for name in _fields(tree, "Request")}
     configs = {name for tree in _trees(package, _CONFIG_FILES) for name in (*_fields(tree, "Config"), *_methods(tree))}
     transfer = {text for tree in _trees(package, _TRANSFER_FILES) for text in _strings(tree)}
-    return Contract(*map(frozenset, (flags, metrics, requests, configs, transfer)))
+    routes = {text for tree in _trees(package, _ROUTE_FILES) for text in _strings(tree) if text.startswith("/")}
+    return Contract(*map(frozenset, (flags, metrics, requests, configs, transfer, routes)))
 
 
 def installed_package(venv: Path) -> Path:
