@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from twinpool.core.protocol import MOST_ADAPTERS
 from twinpool.core.status import InferencePoolStatus
 from twinpool.operator.logic.loading import Weights
 from twinpool.operator.logic.observed import ContainerView, Refusal, Termination, timestamp
@@ -283,6 +284,12 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     assert (queued.ttft, router_config(make_pool()).queue_max) == (0.8, 1024)
     ranks = {"decode": {"parallelism": {"data": 2}, "engine": {"args": ["--max-num-seqs=32"]}}}
     assert (router_config(make_pool(ranks)).sequences, router_config(make_pool()).sequences) == (64, 0)
+    many = [{"name": f"a{number}", "source": f"hf://o/a{number}"} for number in range(9)]
+    model = {"name": "acme/model", "adapters": many}
+    assert router_config(make_pool(model=model)).adapter_slots == MOST_ADAPTERS
+    assert router_config(make_pool(model={**model, "adapters": many[:8]})).adapter_slots == 0, "all are kept"
+    for args, slots in ((["--max-loras=2"], 2), (["--max-loras", "16"], 0)):
+        assert router_config(make_pool(model=model, engine={"args": args})).adapter_slots == slots
     auth = {"secretRef": {"name": "k"}, "limit": {"requestsPerMinute": 60}}
     keyed = router_config(make_pool({"routing": {"auth": auth}}))
     assert (keyed.auth, keyed.key_requests, keyed.key_tokens) == (True, 60, 0)

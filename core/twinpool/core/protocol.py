@@ -124,6 +124,9 @@ ROUTER_TLS_DIRECTORY = "/twinpool-tls"
 WORKER_CONFIG_ENV = "TWINPOOL_WORKER"
 ROUTER_CONFIG_ENV = "TWINPOOL_ROUTER"
 
+#: LoRA adapters that one batch may mix unless ``engine.args`` say otherwise; each takes memory on the accelerator.
+MOST_ADAPTERS = 8
+
 #: Seconds for which a prefill worker keeps the blocks of a handoff (vLLM's ``kv_lease_duration``; vLLM 0.32).
 KV_LEASE_SECONDS = 30.0
 
@@ -266,6 +269,8 @@ class RouterConfig:
     tracing_sampling: float = 0.0
     #: Ids of LoRA adapters, which engines are asked for by their own names.
     adapters: tuple[str, ...] = ()
+    #: How many of them an engine keeps loaded; 0: all.
+    adapter_slots: int = 0
     #: The pool has renderers, which turn texts and chats into token ids.
     renders: bool = False
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from twinpool.core.economics import ASSUMED
 from twinpool.core.units import parse_duration
+from twinpool.operator.logic.engine_limits import sequences
 from twinpool.operator.logic.scaling import Decision, Limits, Needs, Pair, cheapest, plan_scale
 from twinpool.operator.logic.scaling_need import Demand, Group, Promise, largest_batch, suffering
-from twinpool.operator.logic.sequences import sequences
 from twinpool.operator.logic.target import limits as limits_of
 from twinpool.operator.logic.trend import Jump, Rate, in_flight, leapt, remembered, slope, standing, surge
 

@@ -22,6 +22,7 @@ from twinpool.router.logic.index_text import BLOCK_BYTES, bytes_of, chain, text_
 from twinpool.router.logic.index_view import Cached, ExactView
 from twinpool.router.logic.policy import Ask, Candidate
 from twinpool.router.logic.request import BYTES_PER_TOKEN, prompt_ids
+from twinpool.router.logic.residency import Residency
 from twinpool.router.logic.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Asked(msgspec.Struct, frozen=True):
     session: int = 0
     returned: Mapping[str, int] | None = None
     came: float = 0.0
+    #: The LoRA adapter, where not all of them are at hand everywhere.
+    adapter: str = ""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -104,6 +107,7 @@ class Chooser:
         self.foresight = Foresight()
         self.sessions = Sessions()
         self.distances = Distances()
+        self.residency = Residency(config.adapter_slots)
         #: What was chosen lately; None while nobody looks.
         self.decisions: Decisions | None = None
         #: Places by id in the workers that were chosen from last, where they are many.
@@ -127,6 +131,8 @@ class Chooser:
             asked = Asked(ask, keys)
         else:
             asked = Asked(Ask(max(1, len(ids)), ask.output), keys, self.exact.names(ids, request.fields))
+        if request.adapter and self.residency.slots:
+            asked = replace(asked, adapter=request.adapter)
         if session:
             asked = replace(asked, session=session, returned=self.sessions.held(session, keys, now), came=now)
         return asked
@@ -222,6 +228,8 @@ class Chooser:
     def _remember(self, asked: Asked, worker: Endpoint) -> None:
         if asked.keys:
             self.index.learn(asked.keys, worker.id)
+        if asked.adapter:
+            self.residency.went(worker.id, asked.adapter)
         if asked.session:
             self.sessions.went(asked.session, worker.role, worker.id, asked.ask.prompt, asked.keys, asked.came)
 
@@ -281,6 +289,7 @@ class Chooser:
         self.exact.keep(known)
         self.foresight.keep(known)
         self.distances.keep(known)
+        self.residency.keep(known)
 
     def _simple(self, asked: Asked, workers: Sequence[Endpoint], role: str) -> Endpoint:
         self._turns[role] += 1
@@ -331,6 +340,9 @@ class Chooser:
                     pace,
                 )
             )
+        if asked.adapter:
+            loading, both = self.residency.load, zip(chosen, candidates, strict=True)
+            candidates = [replace(one, load=loading(worker.id, asked.adapter)) for worker, one in both]
         return chosen, tuple(candidates)
 
     def _seen_from(

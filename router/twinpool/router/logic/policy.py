@@ -48,6 +48,8 @@ class Candidate(msgspec.Struct, frozen=True):
     pace: float = 1.0
     #: How many times as long as assumed a byte takes from the worker that has prefilled.
     far: float = 1.0
+    #: Seconds in which it brings the request's adapter in.
+    load: float = 0.0
 
 
 class Ask(msgspec.Struct, frozen=True):

@@ -55,7 +55,9 @@ def prefill_prices(ask: Ask, candidates: Sequence[Candidate], prices: Prices) ->
     """Return the price of each prefill worker: its backlog, and the request's own work as often as it is waited for."""
     weight = 1.0 + queueing(candidates)
     return [
-        candidate.backlog + weight * candidate.pace * prices.warm(ask.prompt, candidate.cached, candidate.held)
+        candidate.backlog
+        + candidate.load
+        + weight * candidate.pace * prices.warm(ask.prompt, candidate.cached, candidate.held)
         for candidate in candidates
     ]
 
@@ -72,7 +74,7 @@ def at_stake(ask: Ask, candidates: Sequence[Candidate], prices: Prices, known: S
     now = min(costs)
     chosen = costs.index(now)
     others = [
-        one.backlog + weight * one.pace * whole
+        one.backlog + one.load + weight * one.pace * whole
         for place, one in enumerate(candidates)
         if known[place] and place != chosen
     ]
@@ -108,7 +110,7 @@ def cheapest_prefill(
         judged = [cost - late for cost, late in zip(costs, lateness(ask, candidates, prices, ttft), strict=True)]
     place = policy.least(judged, rng, last)
     chosen = candidates[place]
-    own = chosen.pace * prices.warm(ask.prompt, chosen.cached, chosen.held)
+    own = chosen.load + chosen.pace * prices.warm(ask.prompt, chosen.cached, chosen.held)
     return Choice(place, costs[place], chosen.backlog + own)
 
 
@@ -137,7 +139,7 @@ def cheapest_decode(
     ask: Ask, candidates: Sequence[Candidate], prices: Prices, rng: Random, last: int | None = None
 ) -> Choice:
     """Choose the decode worker for a request that was prefilled elsewhere."""
-    pulls = [prices.pull((ask.prompt - candidate.cached) * candidate.far) for candidate in candidates]
+    pulls = [prices.pull((ask.prompt - one.cached) * one.far) + one.load for one in candidates]
     costs = [decode_price(ask, one, prices) + pull for one, pull in zip(candidates, pulls, strict=True)]
     place = policy.least(costs, rng, last)
     chosen = candidates[place]
@@ -155,7 +157,7 @@ def cheapest_whole(
         prefill, held_up, before, after = prices.whole(prompt - cached, cached, requests, one.tokens, more)
         if one.held > cached:
             prefill = prices.warm(prompt, cached, one.held)
-        own = one.backlog + one.pace * prefill
+        own = one.backlog + one.load + one.pace * prefill
         costs.append(own + requests * held_up + _written(ask, one, before, after))
         first.append(own)
     place = policy.least(costs, rng, last)

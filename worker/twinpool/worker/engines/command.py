@@ -159,15 +159,11 @@ def event_flags(host: str = "*") -> list[str]:
     return ["--kv-events-config", json.dumps(events, sort_keys=True, separators=(",", ":"))]
 
 
-#: Adapters that one batch may mix unless ``engine.args`` say otherwise; each takes memory on the accelerator.
-MOST_ADAPTERS = 8
-
-
 def adapter_flags(config: WorkerConfig) -> list[str]:
     """Return the flags that load LoRA adapters, which are vLLM's and the simulated engine's alike; none without."""
     if not config.adapters:
         return []
-    mixed = str(min(len(config.adapters), MOST_ADAPTERS))
+    mixed = str(min(len(config.adapters), protocol.MOST_ADAPTERS))
     return ["--enable-lora", "--max-loras", mixed, "--lora-modules", *config.adapters]
 
 
