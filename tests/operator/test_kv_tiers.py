@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twinpool.core import protocol
+from twinpool.core.protocol import launcher_settings
 from twinpool.operator.logic import names
-from twinpool.operator.logic.pods import launcher_settings, worker_template
+from twinpool.operator.logic.pods import worker_template
 from twinpool.operator.logic.settings import Settings
 
 if TYPE_CHECKING:

@@ -6,16 +6,20 @@ only, because the worker's launcher runs inside images that hold nothing of ours
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from twinpool.core.errors import InvalidValue
 from twinpool.core.managed import MANAGED_ENV as MANAGED_ENV
 from twinpool.core.managed import MANAGED_FLAGS as MANAGED_FLAGS
 from twinpool.core.managed import managed_flag as managed_flag
 from twinpool.core.managed import managed_flag_pattern as managed_flag_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GROUP = "serving.twinpool.dev"
 VERSION = "v1alpha1"
@@ -312,6 +316,16 @@ class Leader:
             return cls(str(value["address"]), str(value["uid"]), int(value["epoch"]))
         except (ValueError, TypeError, KeyError):
             return None
+
+
+def launcher_settings(pod: Mapping[str, Any]) -> WorkerConfig | None:
+    """Return what a pod, or a template of pods, tells the launcher; None when it is none of ours."""
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for entry in container.get("env") or ():
+            if entry.get("name") == WORKER_CONFIG_ENV:
+                with contextlib.suppress(InvalidValue):
+                    return WorkerConfig.from_json(entry.get("value", ""))
+    return None
 
 
 _Config = TypeVar("_Config", WorkerConfig, RouterConfig)

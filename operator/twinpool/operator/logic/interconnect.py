@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from twinpool.core.links import Measured as LevelMedian
 from twinpool.core.links import combined
+from twinpool.core.protocol import launcher_settings
 from twinpool.core.topology import Path, Topology, paths, shared
 from twinpool.operator.logic import names
 from twinpool.operator.logic.actions import Annotate
-from twinpool.operator.logic.pods import launcher_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core.protocol import launcher_settings
 from twinpool.core.status import MAX_LOADING
-from twinpool.operator.logic.pods import launcher_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,14 +6,12 @@ command, the ports that others dial, probes and gates stay ours: a pod without t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from twinpool.core import protocol
-from twinpool.core.errors import InvalidValue
 from twinpool.core.expert_balancing import ExpertBalancing
 from twinpool.core.protocol import WorkerConfig
 from twinpool.core.units import parse_duration
@@ -132,19 +130,9 @@ def gpus(pool: InferencePool, role: WorkerRole) -> int:
     return 0 if on_cpu else role.ranks // role.nodes
 
 
-def launcher_settings(template: Mapping[str, Any]) -> WorkerConfig | None:
-    """Return what a template tells the launcher; None when the template is no longer one of ours."""
-    for container in (template.get("spec") or {}).get("containers") or ():
-        for entry in container.get("env") or ():
-            if entry.get("name") == protocol.WORKER_CONFIG_ENV:
-                with contextlib.suppress(InvalidValue):
-                    return WorkerConfig.from_json(entry.get("value", ""))
-    return None
-
-
 def nodes_of(template: Mapping[str, Any]) -> int:
     """Return how many pods a group of this template has; 1 when the template is no longer one of ours."""
-    found = launcher_settings(template)
+    found = protocol.launcher_settings(template)
     return found.nodes if found else 1
 
 

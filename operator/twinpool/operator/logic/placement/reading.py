@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from twinpool.core.protocol import launcher_settings
 from twinpool.operator.logic.placement.affinity import pinned, terms
 from twinpool.operator.logic.placement.model import Constraints, Gang, Holder, Node, Taint, Tolerates
 from twinpool.operator.logic.placement.quantity import amount
-from twinpool.operator.logic.pods import launcher_settings
 
 if TYPE_CHECKING:
     from twinpool.core.protocol import WorkerConfig
