@@ -13,7 +13,7 @@ from twinpool.core.blockhash import chain
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.index_approximate import ApproximateIndex
 from twinpool.router.logic.index_events import Event
-from twinpool.router.logic.index_exact import ExactIndex, Holder
+from twinpool.router.logic.index_exact import ExactIndex
 from twinpool.router.logic.index_table import ENTRY_BYTES
 from twinpool.router.logic.index_view import MOST_BLOCKS, ExactView
 from twinpool.router.shell.events import Followers
@@ -37,7 +37,7 @@ def test_no_number_of_prompts_or_blocks_makes_an_index_grow():
         keys = [*range(1 + number * 100, 101 + number * 100)]
         estimate.learn(keys, f"w{number}")
         estimate.keep({f"w{number}"})
-        holder = Holder(f"w{number}")
+        holder = f"w{number}"
         exact.apply(holder, (Event("BlockStored", list(keys)),))
         exact.expect(holder, keys, float(number))
         exact.keep({f"w{number}"})
@@ -62,7 +62,8 @@ async def test_a_replay_without_topics_is_understood():
     replay = context.socket(zmq.ROUTER)
     replay.bind(f"tcp://{host}:5577")
     followers = Followers(lambda: None, lambda _: None)
-    followers.watch([Endpoint("e", "decode", host, 8000, pod="e", events=5557, replay=5577)])
+    endpoint = Endpoint("e", "decode", host, 8000, pod="e", events=5557, replay=5577)
+    followers.watch([endpoint])
     try:
         async with asyncio.timeout(20):
             client, _, first = await replay.recv_multipart()
@@ -75,7 +76,7 @@ async def test_a_replay_without_topics_is_understood():
                 await asyncio.sleep(0.01)
         ((name, held),) = followers.located(names)
         assert (name, held.device) == ("e", 4)
-        assert followers.state("e")["namesRight"] == 1
+        assert followers.state(endpoint)["namesRight"] == 1
     finally:
         followers.close()
         await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from twinpool.router.logic import index_exact
 from twinpool.router.logic.index_events import _HELD_BACK, Event, Events, Feed, Take, events_of
-from twinpool.router.logic.index_exact import EXPECT_SECONDS, ExactIndex, Held, Holder
+from twinpool.router.logic.index_exact import EXPECT_SECONDS, ExactIndex, Held
 
 if TYPE_CHECKING:
     import pytest
@@ -24,7 +24,7 @@ def removed(*hashes: int, medium: str | None = "GPU") -> Event:
     return Event("BlockRemoved", list(hashes), medium)
 
 
-A, B = Holder("a"), Holder("b", rank=3)
+A, B = "a", "b#3"
 
 
 def test_the_exact_index_follows_events_by_rank_and_tier() -> None:
@@ -37,13 +37,13 @@ def test_the_exact_index_follows_events_by_rank_and_tier() -> None:
     assert index.leading([1, 2]) == {A: Held(1, 1, 1), B: Held(1, 2, 1)}
     index.apply(A, (Event("BlockRemoved", [1], "GPU", group_idx=1),))
     index.reset(B)
-    index.reset(Holder("unknown"))
+    index.reset("unknown")
     assert index.leading([1, 2]) == {A: Held(1, 1, 1)}
-    assert (index.blocks(A), index.blocks(Holder("unknown"))) == (1, 0)
-    index.keep({"b"})
+    assert (index.blocks(A), index.blocks("unknown")) == (1, 0)
+    index.keep({B})
     assert index.leading([1]) == {}
-    index.apply(Holder("c"), (stored(7),))
-    assert index.leading([7]) == {Holder("c"): Held(1, 1, 1)}
+    index.apply("c", (stored(7),))
+    assert index.leading([7]) == {"c": Held(1, 1, 1)}
     assert index.leading([1]) == {}
 
 

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 
 import pytest
 
+from twinpool.core.blockhash import chain
 from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
+from twinpool.router.logic.endpoints import Endpoint
+from twinpool.router.logic.index_exact import Held
+from twinpool.router.shell.events import Followers
 from twinpool.worker.engines.simulated import flags
+from twinpool.worker.engines.simulated.flags import EventSettings
+from twinpool.worker.engines.simulated.logic.blocks import Stored
 from twinpool.worker.engines.simulated.server import running
+from twinpool.worker.engines.simulated.shell.publisher import Publisher
 
 CONFIG = RouterConfig("p", "n", ("m",), policy="price", drain_timeout=20.0, renders=True)
 EVENTS = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5577"}
 FLAGS = ("--model", "m", "--port", "8000", "--connector", "nixl", "--time-scale", "0", "--max-model-len", "8192")
 PROMPT = list(range(3000, 5000))
+RANK_0, RANK_1 = ("X-data-parallel-rank: 0\r\n", "X-data-parallel-rank: 1\r\n")
+
+
+async def until(condition, seconds=60):
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - the other side is ZMQ
+            await asyncio.sleep(0.01)
 
 
 class Stage:
@@ -83,9 +98,9 @@ class Stage:
             await asyncio.sleep(0.1)
         raise AssertionError(body)
 
-    async def ask(self, prompt, host=None):
+    async def ask(self, prompt, host=None, headers=""):
         body = {"model": "m", "prompt": prompt, "max_tokens": 4}
-        answer = await self.get("", 8000, self.kit.post(body), host)
+        answer = await self.get("", 8000, self.kit.post(body, headers=headers), host)
         assert answer.status == 200, answer.body
         return answer.json
 
@@ -162,7 +177,7 @@ async def test_without_a_replay_socket_a_gap_forgets_everything(stage):
     async def until_reset():
         for number in range(1000):
             await stage.ask(list(range(number, number + 40)))
-            if (await stage.metric("kv_event_gaps_total")).get(f'endpoint="{host}:8000",outcome="reset"'):
+            if (await stage.metric("kv_event_gaps_total")).get(f'worker="{host}:8000",rank="0",outcome="reset"'):
                 return
 
     await until_reset()
@@ -221,3 +236,108 @@ async def test_a_renderer_of_other_tokens_is_found_out_and_told_of(stage):
     assert answer.json["usage"]["prompt_tokens"] > 17, "the engine read the text"
     assert (await stage.metric("render_checks_total"))['outcome="wrong"'] == 1
     assert (await stage.get("/admin/endpoints")).json["distrustsRenderers"] is True
+
+
+async def test_each_rank_is_followed_on_its_own_and_a_gap_of_one_forgets_that_one_alone(stage):
+    events = {key: value for key, value in EVENTS.items() if key != "replay_endpoint"}
+    await stage.engine("decode0", 71, "--data-parallel-size", "2", "--fault", "lose-events=3", events=events)
+    await stage.start(kvReplay=0, ranks=2)
+    host = stage.hosts["decode0"]
+    # Rank 0 says two things, so none is lost; rank 1 says many.
+    for number in range(2):
+        await stage.ask(list(range(number, number + 40)), host, RANK_0)
+    for number in range(6):
+        await stage.ask(list(range(number, number + 40)), host, RANK_1)
+    body = await stage.index(
+        lambda by, _: by[host]["relied"] and by[host]["ranks"][1]["resets"] and by[host]["ranks"][0]["messages"] == 2
+    )
+    first, second = body["endpoints"][0]["ranks"]
+    assert (first["rank"], first["address"], first["blocks"], first["resets"]) == (0, f"{host}:5557", 4, 0)
+    assert (second["rank"], second["address"]) == (1, f"{host}:5558")
+    gaps = await stage.metric("kv_event_gaps_total")
+    assert gaps[f'worker="{host}:8000",rank="0",outcome="reset"'] == 0
+    assert gaps[f'worker="{host}:8000",rank="1",outcome="reset"'] >= 1
+    assert set(await stage.metric("index_blocks")) == {f'worker="{host}:8000",role="decode",rank="{n}"' for n in "01"}
+
+
+async def test_a_rank_is_followed_at_its_own_pod_and_its_next_process_has_nothing_of_the_last():
+    """One leader whose second rank is in another pod, which is replaced."""
+    leader, first, second = (f"127.93.{os.getpid() % 250}.{number}" for number in (81, 82, 83))
+    settings = EventSettings("tcp://*:5557", "tcp://*:5577", "kv", 100)
+    tokens = list(range(64))
+    names = chain(tokens, 16, 4)
+    emptied = []
+    endpoint = Endpoint("e", "decode", leader, 8000, pod="e", events=5557, replay=5577, ranks=2)
+
+    def at(host):
+        return dataclasses.replace(endpoint, rank_hosts=(leader, host))
+
+    followers = Followers(lambda: None, emptied.append)
+    async with contextlib.AsyncExitStack() as stack:
+        ranks = [Publisher(settings, host, 16, rank=rank) for host, rank in ((leader, 0), (first, 1), (second, 1))]
+        for rank in ranks:
+            stack.push_async_callback(rank.close)
+        stack.callback(followers.close)
+        followers.watch([at("")])
+        assert [each["reason"] for each in followers.state(at(""))["ranks"]][1] == "the address of its pod is not known"
+        followers.watch([at(first)])
+        ranks[1].publish([Stored(tuple(names), None, tuple(tokens), None)], 1.0)
+        await until(lambda: followers.relied == (16, frozenset({"e#0", "e#1"})))
+        assert followers.located(names) == [("e#1", Held(4, 4, 4))]
+        followers.sent("e#0", names[:2], 0.0)
+        followers.sent("e", names, 0.0)
+        assert dict(followers.located(names))["e#0"] == Held(0, 0, 2)
+        followers.watch([at(second)])
+        assert "e#1" not in dict(followers.located(names)), "another process"
+        ranks[2].publish([Stored(tuple(names[:1]), None, tuple(tokens[:16]), None)], 1.0)
+        await until(lambda: followers.relied == (16, frozenset({"e#0", "e#1"})))
+        await until(lambda: dict(followers.located(names)).get("e#1") == Held(1, 1, 1))
+    assert not emptied
+
+
+async def successes(stage, name):
+    """Return how many requests each rank of an engine has answered."""
+    text = (await stage.get("/metrics", 8000, host=stage.hosts[name])).body.decode()
+    lines = [line for line in text.splitlines() if line.startswith("vllm:request_success_total{")]
+    return [sum(float(one.rpartition(" ")[2]) for one in lines if f'engine="{rank}"' in one) for rank in range(2)]
+
+
+async def test_a_prompt_goes_to_the_rank_that_holds_it_on_both_hops(stage):
+    for number, name in enumerate(("prefill0", "decode0")):
+        await stage.engine(name, number + 51, "--data-parallel-size", "2")
+    await stage.start(ranks=2)
+    for host in stage.hosts.values():
+        await stage.ask(PROMPT, host, RANK_1)
+    await stage.index(
+        lambda by, _: all(one["relied"] and one["ranks"][1]["blocks"] == len(PROMPT) // 16 for one in by.values())
+    )
+    for number in range(4):
+        # A client's own rank header reaches no engine.
+        await stage.ask([*PROMPT[:1600], number, *range(64)], headers=RANK_0)
+    assert await successes(stage, "prefill0") == [0, 5]
+    assert await successes(stage, "decode0") == [0, 5]
+    by_router = {f'role="{role}",by="router"': 4 for role in ("prefill", "decode")}
+    assert await stage.metric("rank_choices_total") == by_router
+    prefill = stage.hosts["prefill0"]
+    assert await stage.metric("index_predictions_total") == {f'worker="{prefill}:8000",rank="1",outcome="right"': 4}
+
+
+async def test_what_a_rank_holds_is_reported_as_cached_and_another_prompt_is_the_engines_to_place(stage):
+    await stage.engine("decode0", 61, "--data-parallel-size", "2")
+    await stage.start(ranks=2)
+    host = stage.hosts["decode0"]
+    await stage.ask(PROMPT, host, RANK_1)
+    await stage.index(lambda by, _: by[host]["relied"] and by[host]["ranks"][1]["blocks"] == len(PROMPT) // 16)
+    answer = await stage.ask(PROMPT)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) - 16
+    for number in range(4):
+        await stage.ask(list(range(number, number + 200)))
+    assert await stage.metric("rank_choices_total") == {
+        'role="decode",by="router"': 1,
+        'role="decode",by="engine"': 4,
+    }
+    # The engine has begun anew: what its ranks held is gone, and nothing is named for it.
+    await stage.get("", 8000, b"POST /reset_prefix_cache HTTP/1.1\r\nHost: e\r\nContent-Length: 0\r\n\r\n", host)
+    await stage.index(lambda by, _: not any(rank["blocks"] for rank in by[host]["ranks"]))
+    await stage.ask(PROMPT)
+    assert (await stage.metric("rank_choices_total"))['role="decode",by="router"'] == 1

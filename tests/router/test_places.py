@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -34,6 +35,8 @@ def test_an_engine_gets_what_it_runs_at_once_and_half_an_objective_of_prefill() 
     assert places(config(ttft=None), P, D, ALONE, 2) == Places(3 * 4096)
     assert places(config(), (), D, ALONE, 1) == Places(192, math.inf)
     assert places(config(), P, (), ALONE, 1) == Places(0)
+    both = tuple(dataclasses.replace(worker, ranks=2) for worker in P)
+    assert places(config(), both, D, ALONE, 1) == Places(192, 2.0), "each rank reads for itself"
 
 
 def test_a_process_has_what_others_leave_and_its_equal_share_at_least() -> None:

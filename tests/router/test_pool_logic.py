@@ -103,6 +103,36 @@ def test_a_restarted_engine_is_another_endpoint() -> None:
     assert unknown.id == "u/0"
 
 
+def ranked(index: int, data: int = 4, nodes: int = 2, **changes: Any) -> dict[str, Any]:
+    """Return a pod of a group of ``data`` ranks over ``nodes`` pods."""
+    config = protocol.WorkerConfig("p", "n", "prefill", "r", "vllm", "m", "m", data=data, nodes=nodes)
+    found = pod(labels={protocol.LABEL_POD_INDEX: str(index)}, metadata__uid=f"u{index}", **changes)
+    found["metadata"]["labels"][protocol.LABEL_POD_INDEX] = str(index)
+    found["spec"]["containers"][1]["env"] = [
+        {"name": "OTHER", "value": "x"},
+        {"name": protocol.WORKER_CONFIG_ENV, "value": config.to_json()},
+    ]
+    return found
+
+
+def group(*pods: dict[str, Any]) -> Endpoint:
+    """Return the only endpoint of these pods."""
+    workers = (worker_of_pod(each) for each in pods)
+    (found,) = endpoints_of_workers(worker for worker in workers if worker is not None)
+    return found
+
+
+def test_ranks_are_where_their_pods_are() -> None:
+    spread = group(ranked(0), ranked(1, status__podIP="10.0.0.8"))
+    assert (spread.ranks, spread.rank_hosts) == (4, ("10.0.0.7", "10.0.0.7", "10.0.0.8", "10.0.0.8"))
+    assert group(ranked(0)).rank_hosts == ("10.0.0.7", "10.0.0.7", "", ""), "the other pod is not there"
+    assert group(ranked(0), ranked(1, status__podIP=None)).rank_hosts[2:] == ("", "")
+    together = group(ranked(0, data=2, nodes=1))
+    assert (together.ranks, together.rank_hosts) == (2, ())
+    tensor = group(ranked(0, data=1), ranked(1, data=1))
+    assert (tensor.ranks, tensor.rank_hosts) == (1, ())
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -154,7 +184,9 @@ def test_a_static_list() -> None:
     found = endpoints_of_file([{"role": "decode", "host": "a", "port": 7}, {"role": "prefill", "host": "b"}], "f")
     assert [(e.id, e.port, e.wanted) for e in found] == [("a:7", 7, True), ("b:8000", 8000, True)]
     (told,) = endpoints_of_file([{"role": "decode", "host": "a", "kvEvents": 5557, "kvReplay": 5577}], "f")
-    assert (told.events, told.replay) == (5557, 5577)
+    assert (told.events, told.replay, told.ranks) == (5557, 5577, 1)
+    (spread,) = endpoints_of_file([{"role": "decode", "host": "a", "ranks": 2, "rankHosts": ["a", "b"]}], "f")
+    assert (spread.ranks, spread.rank_hosts) == (2, ("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -170,6 +202,12 @@ def test_a_static_list() -> None:
         ([{"role": "decode", "host": "a", "port": "1"}], "port is '1'"),
         ([{"role": "decode", "host": "a", "kvEvents": -1}], "kvEvents is -1"),
         ([{"role": "decode", "host": "a", "kvReplay": "2"}], "kvReplay is '2'"),
+        ([{"role": "decode", "host": "a", "ranks": 0}], "ranks is 0"),
+        ([{"role": "decode", "host": "a", "ranks": True}], "ranks is True"),
+        ([{"role": "decode", "host": "a", "ranks": "2"}], "ranks is '2'"),
+        ([{"role": "decode", "host": "a", "ranks": 2, "rankHosts": ["b"]}], "one address for each"),
+        ([{"role": "decode", "host": "a", "rankHosts": "b"}], "rankHosts is 'b'"),
+        ([{"role": "decode", "host": "a", "rankHosts": [1]}], "rankHosts is"),
     ],
 )
 def test_a_static_list_with_a_mistake(document: Any, words: str) -> None:

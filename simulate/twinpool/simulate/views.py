@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from twinpool.router.logic.index_approximate import ApproximateIndex
 from twinpool.router.logic.index_events import REMOVED, STORED, Event
-from twinpool.router.logic.index_exact import ExactIndex, Held, Holder
+from twinpool.router.logic.index_exact import ExactIndex, Held
 from twinpool.router.logic.index_view import ExactView
 from twinpool.simulate.traces import BLOCK_TOKENS
 
@@ -46,11 +46,10 @@ class Events:
         """Return what the cache of ``worker`` tells of its blocks, or None when nothing listens."""
         if self.kind == "approximate":
             return None
-        holder = Holder(worker)
 
         def apply(blocks: list[int], came: bool) -> None:
             # Block 0 is a block of a trace; 0 is no key.
-            self.index.apply(holder, (Event(STORED if came else REMOVED, [block + 1 for block in blocks], "GPU"),))
+            self.index.apply(worker, (Event(STORED if came else REMOVED, [block + 1 for block in blocks], "GPU"),))
 
         def later(blocks: list[int], came: bool) -> None:
             heard = [block for block in blocks if self._rng.random() >= LOST]
@@ -77,9 +76,8 @@ class View:
         self._approximate.learn(keys, worker)
         if self._events.kind == "approximate":
             return None
-        holder = Holder(worker)
-        held = self._events.index.leading(keys).get(holder, _NONE)
-        self._events.index.expect(holder, keys, self._events.clock.now, wait)
+        held = self._events.index.leading(keys).get(worker, _NONE)
+        self._events.index.expect(worker, keys, self._events.clock.now, wait)
         return held.device * BLOCK_TOKENS if held.expected <= held.device else None
 
     def reported(self, worker: str, foretold: int, sure: int | None, cached: int) -> None:
@@ -95,7 +93,7 @@ class View:
             return self._estimated(keys, workers)
         self._events.index.expire(self._events.clock.now)
         by_holder = self._events.index.leading(keys).items()
-        told = {holder.endpoint: max(held.device, held.expected) * BLOCK_TOKENS for holder, held in by_holder}
+        told = {holder: max(held.device, held.expected) * BLOCK_TOKENS for holder, held in by_holder}
         doubtful = [worker for worker in workers if not self._agreement.trusted(worker)]
         if doubtful:
             for worker in doubtful:

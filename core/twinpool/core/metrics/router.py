@@ -10,6 +10,7 @@ SECONDS = tuple(0.001 * 2**n for n in range(18))
 
 _ROLE = Label("role", "prefill or decode", 2)
 _WORKER = (Label("worker", "name of the worker's pod", 1, "workers"), _ROLE)
+_RANK = Label("rank", "data-parallel rank, 0 without parallelism.data", 64)
 _ROUTE = Label("route", "path of the API, or other", 16)
 _ROLES = (("prefill",), ("decode",))
 
@@ -225,35 +226,35 @@ METRICS = catalogue(
             "gauge",
             "1 while routing relies on the worker's KV events; 0: on an estimate (/admin/index says why).",
             f"{_SHELL}/events.py",
-            labels=_WORKER,
+            labels=(*_WORKER, _RANK),
         ),
         Metric(
             "twinpool_router_index_coverage",
             "gauge",
             "Share of the worker's cached blocks that the index has room for; below 1 hits are missed.",
             f"{_SHELL}/events.py",
-            labels=_WORKER,
+            labels=(*_WORKER, _RANK),
         ),
         Metric(
             "twinpool_router_index_blocks",
             "gauge",
             "KV blocks that the worker has by its events.",
             f"{_SHELL}/events.py",
-            labels=_WORKER,
+            labels=(*_WORKER, _RANK),
         ),
         Metric(
             "twinpool_router_kv_event_gaps_total",
             "counter",
             "Losses in the worker's KV events: asked (for a replay) or reset (it brought too little).",
             f"{_SHELL}/events.py",
-            labels=(_WORKER[0], Label("outcome", "asked or reset", 2)),
+            labels=(_WORKER[0], _RANK, Label("outcome", "asked or reset", 2)),
         ),
         Metric(
             "twinpool_router_index_predictions_total",
             "counter",
             "Cached tokens foretold by KV events, against those that the engine reports: right or wrong (by a block).",
             f"{_SHELL}/pool.py",
-            labels=(_WORKER[0], Label("outcome", "right or wrong", 2)),
+            labels=(_WORKER[0], _RANK, Label("outcome", "right or wrong", 2)),
         ),
         Metric(
             "twinpool_router_index_questions_total",
@@ -295,6 +296,13 @@ METRICS = catalogue(
             "gauge",
             "Renderers that may be asked: they answer, and every worker is of their revision.",
             f"{_SHELL}/control.py",
+        ),
+        Metric(
+            "twinpool_router_rank_choices_total",
+            "counter",
+            "Legs to workers with data-parallel ranks, by who chose the rank: router (for its cache) or engine.",
+            f"{_SHELL}/pool.py",
+            labels=(_ROLE, Label("by", "router or engine", 2)),
         ),
         Metric("twinpool_router_clients", "gauge", "Open client connections.", f"{_SHELL}/dataplane.py"),
         Metric(

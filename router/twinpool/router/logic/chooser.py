@@ -21,8 +21,10 @@ from twinpool.router.logic.index_approximate import ApproximateIndex
 from twinpool.router.logic.index_text import BLOCK_BYTES, bytes_of, chain, text_of
 from twinpool.router.logic.index_view import Cached, ExactView
 from twinpool.router.logic.policy import Ask, Candidate
+from twinpool.router.logic.ranks import Ranks
 from twinpool.router.logic.request import BYTES_PER_TOKEN, prompt_ids
 from twinpool.router.logic.residency import Residency
+from twinpool.router.logic.seats import endpoint_of
 from twinpool.router.logic.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ class Chooser:
         self.residency = Residency(config.adapter_slots)
         #: What was chosen lately; None while nobody looks.
         self.decisions: Decisions | None = None
+        self.ranks = Ranks(ledger, self.exact)
         #: Places by id in the workers that were chosen from last, where they are many.
         self._places: tuple[Sequence[Endpoint], dict[str, int]] = ((), {})
 
@@ -179,8 +182,8 @@ class Chooser:
         return decision.prefill is not None
 
     def prefill(self, asked: Asked, workers: Sequence[Endpoint]) -> Endpoint:
-        """Choose one of ``workers``, which must not be empty, for the prefill."""
-        if self._policy != "price" or len(workers) == 1:
+        """Choose one of ``workers``, which must not be empty, for the prefill; or one at one of its ranks."""
+        if self._policy != "price" or (len(workers) == 1 and not self.ranks.seats):
             return self._simple(asked, workers, "prefill")
         priced, candidates = self._candidates(asked, workers)
         prices = self.foresight.prices
@@ -197,7 +200,7 @@ class Chooser:
 
         ``source`` is the worker that has prefilled.
         """
-        if self._policy != "price" or len(workers) == 1:
+        if self._policy != "price" or (len(workers) == 1 and not self.ranks.seats):
             return self._simple(asked, workers, "decode")
         priced, candidates = self._candidates(asked, workers)
         if source is not None:
@@ -212,11 +215,11 @@ class Chooser:
 
     def sent(self, asked: Asked, worker: Endpoint) -> Work:
         """A prefill goes to ``worker``: return what it is expected to be, and remember what the worker then holds."""
-        before = self._ledger.seen(worker.id).backlog
+        before = self.ranks.load(worker).backlog
         if not self._aware:
             return Work(ASSUMED.prefill(asked.ask.prompt, 0), before, 0)
         cached = self._cached(asked, (worker,)).get(worker.id, _NOTHING)
-        known = self._known(asked, worker)
+        known = self.ranks.known(asked, worker)
         self._remember(asked, worker)
         seconds = ASSUMED.prefill(asked.ask.prompt - cached.anywhere, cached.anywhere)
         return Work(seconds, before, cached.anywhere, known.device if known and known.sure else None)
@@ -250,7 +253,7 @@ class Chooser:
         """
         if not self._aware:
             return None
-        load, prices = self._ledger.seen(worker.id), self.foresight.prices
+        load, prices = self.ranks.load(worker), self.foresight.prices
         step = prices.step(load.requests + 1, load.tokens + asked.ask.prompt)
         if work is not None:
             return First(self.expected(work, worker.id) + step, step=step, prefill=work.before + work.seconds)
@@ -277,7 +280,7 @@ class Chooser:
         if cached is None:
             return None
         self.index.report(worker.id, work.cached, cached)
-        return None if work.sure is None else self.exact.judge(worker.id, work.sure, cached)
+        return None if work.sure is None else self.exact.judge(worker.seat or worker.id, work.sure, cached)
 
     def emptied(self, worker: str) -> None:
         """A worker has lost all that it held, by its KV events."""
@@ -293,7 +296,7 @@ class Chooser:
 
     def _simple(self, asked: Asked, workers: Sequence[Endpoint], role: str) -> Endpoint:
         self._turns[role] += 1
-        if len(workers) == 1:
+        if len(workers) == 1 and not self.ranks.seats:
             if self.decisions is not None:
                 self.decisions.note(role, asked.ask, workers, 0)
             return workers[0]
@@ -343,6 +346,8 @@ class Chooser:
         if asked.adapter:
             loading, both = self.residency.load, zip(chosen, candidates, strict=True)
             candidates = [replace(one, load=loading(worker.id, asked.adapter)) for worker, one in both]
+        if self.ranks.seats:
+            return self.ranks.candidates(asked, chosen, candidates, factor)
         return chosen, tuple(candidates)
 
     def _seen_from(
@@ -361,7 +366,7 @@ class Chooser:
         known = nlargest(policy.MANY, asked.held.items(), key=_held) if asked.held else []
         likely = self.index.holders(asked.keys, self._rng.randrange(2**16)) if asked.keys else ()
         for name in itertools.chain(asked.returned or (), (name for name, _ in known), likely):
-            place = self._places[1].get(name)
+            place = self._places[1].get(endpoint_of(name) if self.ranks.seats else name)
             if place is not None:
                 yield place
 
@@ -372,8 +377,8 @@ class Chooser:
             if not asked.keys and not asked.returned:  # a short prompt, or nothing that anybody knows of
                 return found
         else:
-            known = ((worker.id, self._known(asked, worker)) for worker in workers)
-            found = {name: cached for name, cached in known if cached is not None and self.exact.trusted(name)}
+            known = ((worker.id, self.ranks.relied(asked, worker)) for worker in workers)
+            found = {name: cached for name, cached in known if cached is not None}
         rest = [worker.id for worker in workers if worker.id not in found]
         if asked.keys and rest:
             most, index = asked.ask.prompt - 1, self.index
@@ -392,9 +397,6 @@ class Chooser:
             tokens = min(ask.prompt - 1, int(returned.get(worker, 0) * self.index.share(worker)))
             if tokens > found.get(worker, _NOTHING).anywhere:
                 found[worker] = Cached(tokens, tokens)
-
-    def _known(self, asked: Asked, worker: Endpoint) -> Cached | None:
-        return None if asked.held is None else self.exact.cached(worker.id, asked.held, asked.ask.prompt)
 
 
 def _last(asked: Asked, workers: Sequence[Endpoint]) -> int | None:

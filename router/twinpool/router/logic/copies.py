@@ -15,6 +15,7 @@ import msgspec
 
 from twinpool.core import protocol
 from twinpool.router.logic.ledger import Load
+from twinpool.router.logic.seats import SEAT_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -78,8 +79,9 @@ def copy_of_pod(pod: Mapping[str, Any], port: int) -> Copy | None:
 
 
 def shared_name(endpoint: str) -> str:
-    """Return what all routers call an endpoint: how often it stopped answering, each counts for itself."""
-    return endpoint.partition("+")[0]
+    """Return what all routers call an endpoint or a seat: how often it stopped answering, each counts for itself."""
+    whole, mark, rank = endpoint.partition(SEAT_MARK)
+    return whole.partition("+")[0] + mark + rank
 
 
 def loads_of(books: Iterable[tuple[str, Load]]) -> Loads:
@@ -104,7 +106,7 @@ def write_books(router: str, processes: int, loads: Loads) -> bytes:
 
 
 def by_endpoint(loads: Loads, endpoints: Iterable[str]) -> dict[str, Load]:
-    """Return the loads of those ``endpoints`` that have any; what else is named is nobody's here."""
+    """Return the loads of those ``endpoints`` and seats that have any; what else is named is nobody's here."""
     found = {}
     for endpoint in endpoints:
         load = loads.get(shared_name(endpoint))
@@ -170,7 +172,7 @@ class Copies:
         for copy in self.asked():
             heard = self._heard.get(copy.name)
             fresh = heard is not None and now - heard[0] < STALE_SECONDS
-            requests = sum(load[1] for load in heard[1].loads.values()) if heard is not None and fresh else None
+            requests = _requests(heard[1].loads) if heard is not None and fresh else None
             found.append(
                 {"address": f"{copy.host}:{copy.port}", "serves": copy.serves, "heard": fresh, "requests": requests}
             )
@@ -178,6 +180,11 @@ class Copies:
 
     def _is_own(self, name: str) -> bool:
         return name in self._heard and self._heard[name][1].router == self._router
+
+
+def _requests(loads: Loads) -> int:
+    """Return how many requests there are; one that was sent to a seat is in the books of its endpoint too."""
+    return sum(load[1] for name, load in loads.items() if SEAT_MARK not in name)
 
 
 def _add(to: Loads, loads: Mapping[str, tuple[int, int, int]]) -> None:

@@ -32,6 +32,8 @@ class Option(msgspec.Struct, frozen=True, rename="camel"):
     cached: int = 0
     held: int = 0
     pace: float = 1.0
+    #: The data-parallel rank that the leg would name; None: the engine chooses, or has one only.
+    rank: int | None = None
 
 
 class Decision(msgspec.Struct, frozen=True, rename="camel"):
@@ -44,6 +46,7 @@ class Decision(msgspec.Struct, frozen=True, rename="camel"):
     chosen: str
     saved: float = 0.0
     options: tuple[Option, ...] = ()
+    rank: int | None = None
 
 
 class Decisions:
@@ -73,11 +76,14 @@ class Decisions:
                 one.cached,
                 one.held,
                 round(one.pace, 4),
+                worker.rank if worker.seat else None,
             )
             for number, (worker, one) in enumerate(zip(workers, candidates, strict=False))
         )
-        chosen = workers[place].pod
-        self._kept.append(Decision(self._wall(), choice, ask.prompt, ask.output, chosen, options=options))
+        worker = workers[place]
+        rank = worker.rank if worker.seat else None
+        found = Decision(self._wall(), choice, ask.prompt, ask.output, worker.pod, options=options, rank=rank)
+        self._kept.append(found)
 
     def handoff(self, ask: Ask, remote: bool, saved: float) -> None:
         """A request was, or was not, split over two workers, which saves so many seconds by the prices."""

@@ -37,10 +37,18 @@ class Endpoint:
     #: Ports of its KV events and of their replay; 0: it publishes none.
     events: int = 0
     replay: int = 0
-    #: Tokens whose KV it can hold; 0: not known.
+    #: Tokens whose KV it can hold, over all ranks; 0: not known.
     kv_tokens: int = 0
     #: Where it is in the network; None: nobody said.
     place: Place | None = None
+    #: Its data-parallel ranks, and the addresses of their pods in order: none where all are at ``host``, an empty one
+    #: where it is not known.
+    ranks: int = 1
+    rank_hosts: tuple[str, ...] = ()
+    #: The rank that legs are sent to, and what books and index call it (:mod:`twinpool.router.logic.seats`); without a
+    #: seat no leg names a rank.
+    rank: int = 0
+    seat: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,11 @@ class WorkerPod:
     leaving: bool
     #: Only leaders answer HTTP.
     endpoint: Endpoint | None
+    #: Its place among the pods of the group, and its address; empty: none yet.
+    index: str = "0"
+    host: str = ""
+    #: Pods of the group, over which its ranks are spread evenly.
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,9 @@ class Directory:
 
 
 _ROLES = (*protocol.ROLES, protocol.RENDERER_ROLE)
+#: Most data-parallel ranks of one endpoint in a static list, as in a pool (``parallelism.data``).
+MOST_RANKS = 64
+
 _ENGINE_PORTS = (protocol.ENGINE_PORT_NAME, protocol.KV_EVENTS_PORT_NAME, protocol.KV_REPLAY_PORT_NAME)
 
 EMPTY = Directory({}, (), (), {})
@@ -100,25 +116,38 @@ def worker_of_pod(pod: Mapping[str, Any]) -> WorkerPod | None:
         or protocol.ANNOTATION_DRAINING in (metadata.get("annotations") or {})
         or status.get("phase") in ("Succeeded", "Failed")
     )
-    return WorkerPod(labels.get(protocol.LABEL_GROUP, ""), leaving, _endpoint(pod))
+    config = protocol.launcher_settings(pod)
+    return WorkerPod(
+        labels.get(protocol.LABEL_GROUP, ""),
+        leaving,
+        _endpoint(pod, config.data if config else 1),
+        labels.get(protocol.LABEL_POD_INDEX, "0"),
+        status.get("podIP") or "",
+        config.nodes if config else 1,
+    )
 
 
 def endpoints_of_workers(workers: Iterable[WorkerPod]) -> tuple[Endpoint, ...]:
     """Return the endpoints of all groups; one with a pod that leaves, of whatever rank, is draining."""
     workers = tuple(workers)
     going = {worker.group for worker in workers if worker.leaving and worker.group}
+    hosts = {(worker.group, worker.index): worker.host for worker in workers if worker.nodes > 1}
     found = []
     for worker in workers:
         endpoint = worker.endpoint
         if endpoint is not None and (worker.leaving or endpoint.group in going):
             endpoint = replace(endpoint, wanted=False, draining=True)
+        if endpoint is not None and worker.nodes > 1 and endpoint.ranks > 1:
+            local = max(1, endpoint.ranks // worker.nodes)
+            pods = ((endpoint.group, str(rank // local)) for rank in range(endpoint.ranks))
+            endpoint = replace(endpoint, rank_hosts=tuple(hosts.get(pod, "") for pod in pods))
         if endpoint is not None:
             found.append(endpoint)
     return tuple(found)
 
 
-def _endpoint(pod: Mapping[str, Any]) -> Endpoint | None:
-    """Return the endpoint of a leader that has an address and an engine port, else None."""
+def _endpoint(pod: Mapping[str, Any], ranks: int) -> Endpoint | None:
+    """Return the endpoint of a leader of ``ranks`` that has an address and an engine port, else None."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata["labels"]
     ports = _engine_ports(pod)
@@ -142,6 +171,7 @@ def _endpoint(pod: Mapping[str, Any]) -> Endpoint | None:
         events=ports.get(protocol.KV_EVENTS_PORT_NAME, 0),
         replay=ports.get(protocol.KV_REPLAY_PORT_NAME, 0),
         place=Place.from_json((metadata.get("annotations") or {}).get(protocol.ANNOTATION_PLACE, "")),
+        ranks=ranks,
     )
 
 
@@ -164,8 +194,9 @@ def _restarts(status: Mapping[str, Any]) -> int:
 def endpoints_of_file(document: Any, name: str) -> tuple[Endpoint, ...]:
     """Return the endpoints of a static list: ``[{"role": "decode", "host": "10.0.0.1", "port": 8000}]``.
 
-    ``revision`` is optional, and so are ``kvEvents`` and ``kvReplay``, the ports of KV events. Raises
-    :class:`InvalidValue`, which names the entry, when the document has another shape.
+    ``revision`` is optional, and so are ``kvEvents`` and ``kvReplay``, the ports of KV events (of the first rank), and
+    ``ranks``, how many data-parallel ranks there are, with ``rankHosts``, the address of each where they are not all
+    the endpoint's. Raises :class:`InvalidValue`, which names the entry, when the document has another shape.
     """
     if not isinstance(document, list):
         raise InvalidValue(f"{name} does not hold a JSON list", "write a list of objects with role, host and port")
@@ -185,8 +216,20 @@ def endpoints_of_file(document: Any, name: str) -> tuple[Endpoint, ...]:
         for field, value, least in (("port", port, 1), ("kvEvents", events, 0), ("kvReplay", replay, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 65536:
                 raise InvalidValue(f"{name}, entry {number}: {field} is {value!r}", "write a number from 1 to 65535")
+        ranks, hosts = _ranks_of_entry(entry, f"{name}, entry {number}")
         where = f"{host}:{port}"
         found[where] = Endpoint(
-            id=where, role=role, host=host, port=port, revision=revision, pod=where, events=events, replay=replay
-        )
+            id=where, role=role, host=host, port=port, revision=revision, pod=where, events=events, replay=replay,
+            ranks=ranks, rank_hosts=hosts,
+        )  # fmt: skip
     return tuple(found.values())
+
+
+def _ranks_of_entry(entry: Mapping[str, Any], where: str) -> tuple[int, tuple[str, ...]]:
+    ranks, hosts = entry.get("ranks", 1), entry.get("rankHosts", [])
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
+        raise InvalidValue(f"{where}: ranks is {ranks!r}", f"write a number from 1 to {MOST_RANKS}")
+    strings = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
+    if not strings or (hosts and len(hosts) != ranks):
+        raise InvalidValue(f"{where}: rankHosts is {hosts!r}", "write one address for each of the ranks, or none")
+    return ranks, tuple(hosts)

@@ -1,10 +1,11 @@
 """What workers hold, by their own word: the KV index fed by engines' events.
 
-Blocks are the engines' own, by hash; a holder is one data-parallel rank of one engine process, and what it has in
-slower tiers is told apart from what is on the accelerator. What was just sent counts as held for a while, because
-events come only once it is computed, and equal prompts that arrive together should meet. Always true: with all events
-applied, an answer names a block (but for those expected) only if its holder has it, and misses one only if the table
-was full, which :meth:`ExactIndex.coverage` shows.
+Blocks are the engines' own, by hash; a holder is one data-parallel rank of one engine process, by a name that changes
+when the process restarts (:mod:`twinpool.router.logic.seats`). What it has in slower tiers is told apart from what is
+on the accelerator. What was just sent counts as held for a while, because events come only once it is computed, and
+equal prompts that arrive together should meet. Always true: with all events applied, an answer names a block (but for
+those expected) only if its holder has it, and misses one only if the table was full, which
+:meth:`ExactIndex.coverage` shows.
 """
 
 from __future__ import annotations
@@ -38,14 +39,6 @@ _MOST_EXPECTED: Final = 2**18
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """One data-parallel rank of one engine process (the endpoint's id changes when the process restarts)."""
-
-    endpoint: str
-    rank: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Held:
     """Leading blocks of a prompt that a holder has: on the accelerator, in any tier, and with those expected."""
 
@@ -59,7 +52,7 @@ class ExactIndex:
 
     def __init__(self, capacity: int) -> None:
         self.table = BlockTable(capacity, self._lost)
-        self._places: dict[Holder, int] = {}
+        self._places: dict[str, int] = {}
         self._free: list[int] = []
         #: One bit for each holder's first tier.
         self._ones = 0
@@ -70,7 +63,7 @@ class ExactIndex:
         self._expected: list[tuple[float, int, Sequence[int]]] = []
         self._expecting = 0
 
-    def apply(self, holder: Holder, events: Events) -> None:
+    def apply(self, holder: str, events: Events) -> None:
         """Follow one message of an engine.
 
         Engines tell of each block that goes by an event of its own, so changes of one kind are made together.
@@ -102,7 +95,7 @@ class ExactIndex:
     def _bit(place: int, medium: str | None) -> int:
         return 1 << (place * _BITS + _TIERS.get(medium or "GPU", _OTHER))
 
-    def expect(self, holder: Holder, keys: Sequence[int], now: float, wait: float = 0.0) -> None:
+    def expect(self, holder: str, keys: Sequence[int], now: float, wait: float = 0.0) -> None:
         """A prompt with these blocks was sent to ``holder``, where it is expected to be read in ``wait`` seconds."""
         place = self._place(holder)
         bit = 1 << (place * _BITS + _EXPECTED)
@@ -118,20 +111,20 @@ class ExactIndex:
             self._expecting -= len(keys)
             self.table.remove_all(keys, 1 << (place * _BITS + _EXPECTED))
 
-    def reset(self, holder: Holder) -> None:
+    def reset(self, holder: str) -> None:
         """Forget what a holder has: its engine began anew, or events of it are missing."""
         if holder in self._places:
             self._forget(self._places[holder])
 
-    def keep(self, endpoints: Container[str]) -> None:
-        """Forget the holders of endpoints that are gone."""
-        for holder in [holder for holder in self._places if holder.endpoint not in endpoints]:
+    def keep(self, holders: Container[str]) -> None:
+        """Forget the holders that are not among ``holders``."""
+        for holder in [holder for holder in self._places if holder not in holders]:
             place = self._places.pop(holder)
             self._forget(place)
             self._ones &= ~(1 << place * _BITS)
             self._free.append(place)
 
-    def leading(self, keys: Iterable[int]) -> dict[Holder, Held]:
+    def leading(self, keys: Iterable[int]) -> dict[str, Held]:
         """Return how many blocks of a chain each holder has from the first on; those with none are left out."""
         masks = self.table.masks(keys)
         if not masks:
@@ -150,17 +143,17 @@ class ExactIndex:
             if place in places
         }
 
-    def blocks(self, holder: Holder) -> int:
+    def blocks(self, holder: str) -> int:
         """Return how many blocks a holder has by its events; one that is in two tiers counts twice."""
         return self._stored.get(self._places.get(holder, -1), 0)
 
-    def coverage(self, holder: Holder) -> float:
+    def coverage(self, holder: str) -> float:
         """Return the share of a holder's blocks that the table has; 1.0 when it has none."""
         place = self._places.get(holder)
         stored = 0 if place is None else self._stored[place]
         return min(1.0, self._kept[self._places[holder]] / stored) if stored else 1.0
 
-    def _place(self, holder: Holder) -> int:
+    def _place(self, holder: str) -> int:
         place = self._places.get(holder)
         if place is None:
             place = self._places[holder] = self._free.pop() if self._free else len(self._places)

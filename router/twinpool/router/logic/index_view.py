@@ -35,7 +35,7 @@ class Cached(msgspec.Struct, frozen=True):
 
 
 class ExactView:
-    """Endpoints by id."""
+    """Endpoints by id, and those with several ranks by seat."""
 
     def __init__(self) -> None:
         #: Tokens of a block; 0: nobody is relied on.

@@ -6,21 +6,29 @@ Every leg of a request holds exactly one :class:`Ticket`, and closing a ticket t
 abort nor an error can leave load behind. Tokens are estimates made at admission; what is taken back is what was added.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _MICROSECONDS = 1_000_000
 
 
 class Ticket(msgspec.Struct):
-    """One leg's entry in the books. ``prefill`` is what it has yet to compute, in microseconds of the model."""
+    """One leg's entry in the books. ``prefill`` is what it has yet to compute, in microseconds of the model.
+
+    ``seat`` is the entry of the data-parallel rank that the leg was sent to by name, if it was.
+    """
 
     endpoint: str
     tokens: int
     prefill: int = 0
     open: bool = True
+    seat: Ticket | None = None
 
 
 class Load(msgspec.Struct):
@@ -88,11 +96,19 @@ class Ledger:
         load.prefill += work
         return Ticket(endpoint, tokens, work)
 
+    def admit_at(self, seat: str, endpoint: str, tokens: int, prefill: float = 0.0) -> Ticket:
+        """Enter a leg that is sent to one rank of an endpoint, into the books of both."""
+        ticket = self.admit(endpoint, tokens, prefill)
+        ticket.seat = self.admit(seat, tokens, prefill)
+        return ticket
+
     def prefilled(self, ticket: Ticket) -> None:
         """The leg's first token is there, so its prompt is computed; the second time is nothing."""
         if ticket.open and ticket.prefill:
             self._loads[ticket.endpoint].prefill -= ticket.prefill
             ticket.prefill = 0
+            if ticket.seat is not None:
+                self.prefilled(ticket.seat)
 
     def close(self, ticket: Ticket) -> None:
         """Take a leg out again; the second time is nothing."""
@@ -104,6 +120,8 @@ class Ledger:
             load.requests -= 1
             if not load.requests:
                 self._forget_idle(ticket.endpoint, load)
+            if ticket.seat is not None:
+                self.close(ticket.seat)
 
     def hold(self, endpoint: str) -> Ticket:
         """Enter a handoff whose KV waits on ``endpoint``; :meth:`pulled` closes it."""

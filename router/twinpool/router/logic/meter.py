@@ -60,13 +60,16 @@ class Meter:
             self.arrivals.cached(prompt, cached)
             self._hit.learn(prompt, cached)
 
-    def wrote(self, worker: Worker, tokens: int, seconds: float) -> None:
-        """A stream of ``tokens`` is complete, ``seconds`` apart on average (0: too few to tell)."""
+    def wrote(self, worker: Worker, tokens: int, seconds: float, ranks: int = 1) -> None:
+        """A stream of ``tokens`` is complete, ``seconds`` apart on average (0: too few to tell).
+
+        ``ranks`` is how many data-parallel ranks share the worker's requests.
+        """
         self.arrivals.streamed(tokens)
         load = self._ledger.seen(worker.id)
         if self._warm(worker, prefill=False):
-            # The stream itself is out of the books already.
-            predicted = ASSUMED.step(load.requests + 1, load.tokens)
+            # The stream itself is out of the books already; each rank steps for itself.
+            predicted = ASSUMED.step(load.requests // ranks + 1, load.tokens // ranks)
             self.arrivals.stepped(predicted, seconds)
 
     def keep(self, known: Container[str]) -> None:

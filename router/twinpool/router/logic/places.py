@@ -61,7 +61,8 @@ def places(
     if not prefill:
         return Places(requests)
     work = sum(elsewhere.loads[endpoint.id].backlog for endpoint in prefill if endpoint.id in elsewhere.loads)
-    return Places(requests, _part(_SHARE * config.ttft * len(prefill), work * factor, elsewhere))
+    ranks = sum(endpoint.ranks for endpoint in prefill)  # each reads for itself
+    return Places(requests, _part(_SHARE * config.ttft * ranks, work * factor, elsewhere))
 
 
 def _part(total: float, taken: float, elsewhere: Elsewhere) -> float:

@@ -346,7 +346,7 @@ class Control:
     async def _index_page(self) -> tuple[int, str, bytes]:
         """Show what the exact index holds, and for each worker whether its events are relied on, and why not."""
         followers = self._followers
-        named = [{"name": e.pod, "id": e.id, "role": e.role, **followers.state(e.id)} for e in self._workers]
+        named = [{"name": e.pod, "id": e.id, "role": e.role, **followers.state(e)} for e in self._workers]
         body = {"blockSize": followers.relied[0], "table": followers.table(), "endpoints": named}
         return 200, JSON, json.dumps(body).encode()
 

@@ -202,7 +202,7 @@ class Exchange:
     def _others(self, leg: DecodeLeg) -> bool:
         """Whether another decode worker than that of ``leg`` could be asked."""
         revision = self._prefill_endpoint.revision if self._state.handed_off and self._prefill_endpoint else None
-        return len(self.pool.decodes(revision)) > 1 or leg.endpoint not in self.pool.decodes(revision)
+        return any(endpoint.id != leg.endpoint.id for endpoint in self.pool.decodes(revision))
 
     def decode_body(self, data: bytes) -> None:
         """A piece of the answer."""
@@ -220,7 +220,7 @@ class Exchange:
     def decode_ended(self) -> None:
         """The answer was passed on to its end."""
         if self._decode is not None and self._events:
-            self.pool.meter.wrote(self._decode.endpoint, *self._record.complete())
+            self.pool.meter.wrote(worker := self._decode.endpoint, *self._record.complete(), worker.ranks)
         self._decode = None
         self._end_leg("" if self._record.status < 400 else str(self._record.status))
         self._apply(handoff.decode_ended(self._state))

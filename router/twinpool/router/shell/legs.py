@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.router.logic.framing import Head, unchunk
 from twinpool.router.logic.opening import harmless, hidden_error, undecided
+from twinpool.router.logic.seats import addressed
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,7 +28,11 @@ class _Leg:
     def __init__(self, pool: Pool, endpoint: Endpoint, tokens: int, work: Work | None) -> None:
         self._pool = pool
         self.endpoint = endpoint
-        self._ticket = pool.ledger.admit(endpoint.id, tokens, work.seconds if work else 0.0)
+        ledger, seconds = pool.ledger, work.seconds if work else 0.0
+        if endpoint.seat:
+            self._ticket = ledger.admit_at(endpoint.seat, endpoint.id, tokens, seconds)
+        else:
+            self._ticket = ledger.admit(endpoint.id, tokens, seconds)
         self._task: asyncio.Task[None] | None = None
         self.upstream: Upstream | None = None
         self.closed = False
@@ -91,7 +96,7 @@ class PrefillLeg(_Leg):
     def send(self, head: tuple[bytes, bytes], body: bytes) -> None:
         """Send the leg, its target and header lines given as ``head``, over the open connection."""
         if self.upstream is not None:
-            self.upstream.send(self, head, body)
+            self.upstream.send(self, addressed(head, self.endpoint) if self.endpoint.seat else head, body)
 
     def close(self) -> None:
         """Take the leg out of the books, and let others go ahead."""
@@ -167,7 +172,7 @@ class DecodeLeg(_Leg):
         if self.upstream is not None:
             self.handed_off = handed_off
             self.sent = self._moved_at = self._pool.loop.time()
-            self.upstream.send(self, head, body)
+            self.upstream.send(self, addressed(head, self.endpoint) if self.endpoint.seat else head, body)
 
     def on_head(self, head: Head) -> None:
         """Report the beginning, or stop an answer that nobody waits for."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from twinpool.router.logic import endpoints, policy, share
+from twinpool.router.logic import endpoints, policy, seats, share
 from twinpool.router.logic.breaker import Breaker
 from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.copies import STALE_SECONDS, by_endpoint
@@ -55,6 +55,8 @@ class Pool:
         self.rng = rng
         self.directory: Directory = endpoints.EMPTY
         self._shares: dict[str, float] = {}
+        #: Under which names there is something in the books: endpoints, and seats of those with several ranks.
+        self._booked: Collection[str] = ()
         self.ledger = Ledger(processes - 1)
         self._elsewhere = Elsewhere({}, processes - 1, processes - 1)
         #: When the work of others was heard of last.
@@ -101,7 +103,9 @@ class Pool:
         self._shares = share.shares(self.directory)
         admitted = (endpoint.id for endpoint in known if endpoint.admitted)
         self.breaker.keep(self.directory.known, admitted, self.loop.time())
-        self.chooser.keep(self.directory.known)
+        self.chooser.ranks.seats = seats.seats_of(known)
+        self._booked = seats.names_of(self.directory.known, self.chooser.ranks.seats)
+        self.chooser.keep(self._booked)
         self.meter.keep(self.directory.known)
         self.warmth.keep(self.directory.known)
         self.connections.sweep(set(self.directory.known))
@@ -113,9 +117,10 @@ class Pool:
     def others(self, others: Others) -> None:
         """Take this for the work of all other processes."""
         self._heard = self.loop.time()
-        loads = by_endpoint(others.loads, self.directory.known)
+        loads = by_endpoint(others.loads, self._booked)
         self.ledger.elsewhere(loads, others.unheard)
-        self._elsewhere = Elsewhere(loads, others.processes, others.unheard)
+        whole = {name: load for name, load in loads.items() if name in self.directory.known}
+        self._elsewhere = Elsewhere(whole, others.processes, others.unheard)
         self._resize()
 
     def expire(self) -> None:
@@ -159,7 +164,7 @@ class Pool:
         if len(self._shares) > 1:
             candidates = share.of_one_revision(candidates, self._shares, self.rng)
         usable = self._usable(candidates)
-        return self._chosen(self.chooser.prefill(asked, usable))
+        return self._chosen(self.chooser.prefill(asked, usable), again=bool(tried))
 
     def choose_decode(
         self, asked: Asked, revision: str | None, tried: Collection[str], source: Endpoint | None = None
@@ -173,7 +178,8 @@ class Pool:
         if not candidates:
             return None
         usable = self._usable(policy.preferred(candidates, tried) if tried else candidates)
-        return self._chosen(self.chooser.decode(asked, usable, whole=revision is None, source=source))
+        chosen = self.chooser.decode(asked, usable, whole=revision is None, source=source)
+        return self._chosen(chosen, again=bool(tried))
 
     def decodes(self, revision: str | None) -> tuple[Endpoint, ...]:
         """Return the admitted decode workers, of one revision or of all."""
@@ -185,14 +191,19 @@ class Pool:
         """A prompt goes to ``endpoint`` to be prefilled: return what that is expected to be."""
         work = self.chooser.sent(asked, endpoint)
         if asked.names:
-            self.locator.sent(endpoint.id, asked.names, self.chooser.expected(work, endpoint.id))
+            self._expect(asked, endpoint, self.chooser.expected(work, endpoint.id))
         return work
 
     def received(self, asked: Asked, endpoint: Endpoint) -> None:
         """The KV of a prompt goes to ``endpoint``."""
         self.chooser.received(asked, endpoint)
         if asked.names:
-            self.locator.sent(endpoint.id, asked.names)
+            self._expect(asked, endpoint)
+
+    def _expect(self, asked: Asked, endpoint: Endpoint, wait: float = 0.0) -> None:
+        """Say where a prompt is expected to be held; which rank an engine will choose is not known."""
+        if endpoint.ranks == 1 or endpoint.seat:
+            self.locator.sent(endpoint.seat or endpoint.id, asked.names, wait)
 
     def prefilled(self, endpoint: Endpoint, work: Work, seconds: float, cached: int | None) -> None:
         """A prefill took ``seconds``; the engine says that ``cached`` tokens were, if it says so."""
@@ -202,7 +213,7 @@ class Pool:
         right = self.chooser.prefilled(endpoint, work, seconds, cached)
         if right is not None:
             outcome = "right" if right else "wrong"
-            self.numbers.add("twinpool_router_index_predictions_total", (endpoint.pod, outcome))
+            self.numbers.add("twinpool_router_index_predictions_total", (endpoint.pod, str(endpoint.rank), outcome))
 
     def _usable(self, candidates: Sequence[Endpoint]) -> Sequence[Endpoint]:
         if self.breaker.quiet:
@@ -210,9 +221,15 @@ class Pool:
         avoided = self.breaker.avoided(self.loop.time(), self.rng)
         return policy.preferred(candidates, avoided) if avoided else candidates
 
-    def _chosen(self, endpoint: Endpoint) -> Endpoint:
+    def _chosen(self, endpoint: Endpoint, *, again: bool) -> Endpoint:
         if not self.breaker.quiet:
             self.breaker.chosen(endpoint.id, self.loop.time())
+        if endpoint.ranks > 1:
+            if again:  # what failed may have been a rank that its leader knows to avoid
+                endpoint = self.directory.known[endpoint.id]
+            self.numbers.add(
+                "twinpool_router_rank_choices_total", (endpoint.role, "router" if endpoint.seat else "engine")
+            )
         return endpoint
 
     def suspects(self) -> Iterable[str]:

@@ -1,0 +1,85 @@
+"""Workers with several data-parallel ranks, as one process's choices see them: what each rank holds, and may cost.
+
+Always true: a rank is named only where it holds more of a prompt than ranks do on average. For all else the engine
+chooses better: it knows what waits and runs at each rank at the moment, from whatever client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from twinpool.router.logic.index_view import Cached
+from twinpool.router.logic.seats import load_at, loads, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twinpool.router.logic.chooser import Asked
+    from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.logic.index_view import ExactView
+    from twinpool.router.logic.ledger import Ledger, Load
+    from twinpool.router.logic.policy import Candidate
+    from twinpool.router.logic.seats import Seats
+
+
+class Ranks:
+    """See the module. Workers with one rank are looked at as they always were."""
+
+    def __init__(self, ledger: Ledger, exact: ExactView) -> None:
+        self._ledger = ledger
+        self._exact = exact
+        #: Workers with several ranks at each of them; empty in most pools, which then pay nothing for ranks.
+        self.seats: Seats = {}
+
+    def load(self, worker: Endpoint) -> Load:
+        """Return what the rank has to do that a leg to ``worker`` comes to."""
+        return self._ledger.seen(worker.id) if worker.ranks == 1 else load_at(self._ledger, worker)
+
+    def known(self, asked: Asked, worker: Endpoint) -> Cached | None:
+        """Return what a worker should hold by its events, also where its engine has contradicted them."""
+        if asked.held is None:
+            return None
+        return self._exact.cached(worker.seat or worker.id, asked.held, asked.ask.prompt)
+
+    def relied(self, asked: Asked, worker: Endpoint) -> Cached | None:
+        """Return what a worker holds by its events, or None where they are not relied on.
+
+        Where the engine chooses, that is the mean of its ranks; those that are not relied on count as empty, since what
+        they hold is not for this to promise.
+        """
+        if worker.ranks == 1 or worker.seat:
+            return self.known(asked, worker) if self._exact.trusted(worker.seat or worker.id) else None
+        found = [self.relied(asked, seat) for seat in self.seats.get(worker.id, ())]
+        known = [cached for cached in found if cached is not None]
+        if not known:
+            return None
+        device, anywhere = sum(cached.device for cached in known), sum(cached.anywhere for cached in known)
+        return Cached(device // worker.ranks, anywhere // worker.ranks)
+
+    def candidates(
+        self, asked: Asked, workers: Sequence[Endpoint], wholes: Sequence[Candidate], factor: float
+    ) -> tuple[Sequence[Endpoint], tuple[Candidate, ...]]:
+        """Return candidates that are one rank each: the one that the engine would choose, and those with more cached.
+
+        ``wholes`` are the workers as if each were one engine; ``factor`` corrects the model's seconds.
+        """
+        found: list[Endpoint] = []
+        priced: list[Candidate] = []
+        for worker, whole in zip(workers, wholes, strict=True):
+            scale, room = factor * whole.pace, whole.capacity // worker.ranks
+            found.append(worker)
+            priced.append(_at(whole, shared(self._ledger, worker), scale, room))
+            known = ((seat, self.relied(asked, seat)) for seat in self.seats.get(worker.id, ()))
+            better = [(seat, cached) for seat, cached in known if cached and cached.anywhere > whole.held]
+            each = loads(self._ledger, worker) if better else []
+            for seat, cached in better:
+                found.append(seat)
+                holds = replace(whole, cached=cached.device, held=cached.anywhere)
+                priced.append(_at(holds, each[seat.rank], scale, room))
+        return found, tuple(priced)
+
+
+def _at(whole: Candidate, load: Load, scale: float, room: int) -> Candidate:
+    return replace(whole, requests=load.requests, tokens=load.tokens, backlog=load.backlog * scale, capacity=room)
