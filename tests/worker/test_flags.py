@@ -196,6 +196,13 @@ def test_kv_events_name_blocks_as_routers_do():
     assert real.environment["PYTHONHASHSEED"] == "0"
 
 
+def test_ranks_of_a_pod_have_ports_of_their_own_for_events_and_replays():
+    for engine in ("vllm", "simulated"):
+        assert "--kv-events-config" in command(engine=engine, kv_events=True, data=40, nodes=2).argv
+        with pytest.raises(InvalidValue, match="21 data-parallel ranks in one pod"):
+            command(engine=engine, kv_events=True, data=21)
+
+
 @pytest.mark.parametrize(
     ("environment", "args", "words"),
     [

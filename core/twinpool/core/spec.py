@@ -261,12 +261,6 @@ class InferencePoolSpec(Part):
             ),
             *POOL_RULES,
             rule(
-                "!self.engine.kvEvents || self.decode.parallelism.data == 1 "
-                "&& (!has(self.prefill) || self.prefill.parallelism.data == 1)",
-                "routers follow the KV events of one rank; leave kvEvents out with parallelism.data above 1",
-                field_path=".engine",
-            ),
-            rule(
                 "!has(self.routing.renderer) || self.engine.kvEvents && self.routing.policy in ['price', 'prefix']",
                 "a renderer names the blocks that KV events tell of: set engine.kvEvents, and routing.policy to price "
                 "(or prefix); or remove it",

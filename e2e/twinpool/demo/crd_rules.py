@@ -266,13 +266,6 @@ CASES: list[Case] = [
     ),
     Case(
         ".spec",
-        {"engine": {"kvEvents": True}, "prefill": {}},
-        {"engine": {"kvEvents": True}, "decode": {"parallelism": {"data": 2}}},
-        ("spec.engine", "the KV events of one rank"),
-        extra=({"engine": {"kvEvents": True}, "prefill": {"parallelism": {"data": 2}}},),
-    ),
-    Case(
-        ".spec",
         _rendering(),
         {"routing": {"policy": "price", "renderer": {}}},
         ("spec.routing.renderer", "set engine.kvEvents, and routing.policy to price"),

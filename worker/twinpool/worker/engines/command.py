@@ -144,12 +144,23 @@ def behind_preflight(
     return replace(command, argv=(*program, "preflight", *words, "--", *command.argv))
 
 
-def event_flags(host: str = "*") -> list[str]:
+def event_flags(config: WorkerConfig, host: str = "*") -> list[str]:
     """Return the flags by which an engine publishes its KV events, which are vLLM's and the simulated engine's alike.
 
-    ``*`` binds, and so does an address with ``::`` in it; vLLM connects to any other (vLLM 0.32,
-    ``distributed/kv_events.py``).
+    ``*`` binds, and so does an address with ``::`` in it; vLLM connects to any other, and counts ports up by
+    data-parallel rank, over all pods (vLLM 0.32, ``distributed/kv_events.py``).
+
+    Raises
+    ------
+    InvalidValue
+        When this pod has so many ranks that ports of events and of replays meet.
     """
+    local, most = config.data // config.nodes, protocol.KV_REPLAY_PORT - protocol.KV_EVENTS_PORT
+    if local > most:
+        raise InvalidValue(
+            f"engine.kvEvents: {local} data-parallel ranks in one pod need the same ports for events and replays",
+            f"leave kvEvents out, or have at most {most} ranks in a pod (parallelism.data over its nodes)",
+        )
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -184,7 +195,7 @@ def simulated_command(
     if config.max_model_len is not None:
         argv += ["--max-model-len", str(config.max_model_len)]
     if config.kv_events:
-        argv += event_flags()
+        argv += event_flags(config)
     if speculative:
         argv += ["--speculative-config", speculative]
     argv += [*balancing_flags(config), *adapter_flags(config)]

@@ -99,7 +99,7 @@ def _cache(config: WorkerConfig, pod: Pod, environment: Mapping[str, str], *, on
         argv += ["--disable-hybrid-kv-cache-manager"]
     if config.kv_events:
         _refuse_other_names(config.args, environment)
-        argv += [*event_flags(_publishes_at(pod.ip)), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
+        argv += [*event_flags(config, _publishes_at(pod.ip)), "--prefix-caching-hash-algo", blockhash.ALGORITHM]
     return argv
 
 
