@@ -113,6 +113,16 @@ def test_what_jumped_once_finds_groups_when_it_jumps_again(pool: InferencePool) 
     assert sum(played((8.0, 200), (20.0, 120), (8.0, 4000))) < sum(jumped), "an hour later it is forgotten"
 
 
+def test_groups_that_were_lost_are_worth_a_spare_as_long_as_starts_are_long(pool: InferencePool) -> None:
+    ours = Autoscaler(pool)
+    ours.looks(arriving(), 200)
+    needed = ours.target
+    for lost, served in ((False, needed), (True, (needed[0] // 2, needed[1]))):
+        outcome = ours.look(arriving(), 200.0, serving=served)
+        assert ("2 prefill more, since groups were lost lately" in outcome.words) == lost
+    assert ours.looks(arriving(), 200).pair == needed, "at once there is another one: starts take no time here"
+
+
 def test_missing_figures_hold_and_say_why_and_start_the_patience_anew(pool: InferencePool) -> None:
     ours = Autoscaler(pool, (9, 9))
     held = ours.looks("router pod r does not say what arrives", 600)

@@ -104,7 +104,7 @@ def test_what_jumped_is_expected_again_up_to_a_little_above_where_it_came() -> N
     jumps = (Jump(100.0, 2.5, 20.0), Jump(400.0, 1.4, 11.0))
     now = Rate(1000.0, 8.0, 60.0)
     assert surge(jumps, now, 0.0, 60.0, 0.01) == 2.5
-    assert surge(jumps, Rate(1000.0, 20.0, 60.0), 0.0, 60.0, 0.01) == pytest.approx(1.25)
+    assert surge(jumps, Rate(1000.0, 20.0, 60.0), 0.0, 60.0, 0.01) == pytest.approx(1.1)
     assert surge(jumps, Rate(1000.0, 30.0, 60.0), 0.0, 60.0, 0.01) == 1.0, "as far as it ever jumped"
     assert surge(jumps, Rate(1000.0, 0.0, 60.0), 0.0, 60.0, 0.01) == 1.0
     assert surge((), now, 0.0, 60.0, 0.01) == 1.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from twinpool.core import protocol
@@ -64,33 +65,32 @@ def plan_scale(
     growth: float = 1.0,
     steady: Sequence[Needs] = (),
     late: Pair = (0, 0),
+    spare: Pair = (0, 0),
 ) -> Decision:
     """Return how many groups of each role there should be.
 
     ``growth`` is by how much the demand may grow until a new group is up; ``recent`` are the needs of the last while,
     which is as long as scaling in is held back; ``steady`` are those of the while for which scaling out is. Of
     the current groups ``late`` are not counted on, and others are had in their place: as many as the rest at most, so
-    that groups which never start bring no more than one. Without ``demand`` the current numbers stay.
+    that groups which never start bring no more than one. ``spare`` groups are had beyond the need in case that others
+    are lost, as far as the limits leave room for them. Without ``demand`` the current numbers stay.
     """
     if demand is None:
         return Decision(*current, "no current figures of the arriving work: nothing is changed until there are")
     wanted = need(demand.times(growth), prices, promise, group)
-    spare = need(demand.times(growth * _SPARE), prices, promise, group)
+    more = need(demand.times(growth * _SPARE), prices, promise, group)
+    kept = (spare[0] if wanted.prefill else 0, spare[1] if wanted.decode else 0)
     broken = [min(few, max(1, have - few)) for have, few in zip(current, late, strict=True)]
-    floors = [
-        broken[role] + _floor(have, least, [most, *(pair[role] for pair in recent)], [pair[role] for pair in steady])
-        for role, (have, least, most) in enumerate(
-            (
-                (current[0] - broken[0], wanted.prefill, spare.prefill),
-                (current[1] - broken[1], wanted.decode, spare.decode),
-            )
-        )
-    ]
-    prefill, decode = cheapest((floors[0], floors[1]), limits)
+    floors = partial(_floors, current, wanted, more, recent, steady)
+    floor = floors((broken[0] + kept[0], broken[1] + kept[1]))
+    prefill, decode = cheapest(floor, limits)
+    if any(kept) and (prefill < floor[0] or decode < floor[1]):
+        kept = 0, 0
+        prefill, decode = cheapest(floors((broken[0], broken[1])), limits)
     now = _meets((prefill, decode), wanted)
     enough = now or _possible(wanted, limits)
     words = _reason(demand, wanted, (prefill, decode), enough, now)
-    words += _full_links(wanted, prefill, decode) + _broken(broken)
+    words += _full_links(wanted, prefill, decode) + _broken(broken) + _kept(kept)
     return Decision(prefill, decode, words, enough, wanted)
 
 
@@ -111,12 +111,35 @@ def _broken(broken: Sequence[int]) -> str:
     return f"; {' and '.join(named)} groups take longer to start than others and do not count" if named else ""
 
 
+def _kept(kept: Pair) -> str:
+    """Return in words which groups are there in case that others are lost."""
+    named = [f"{count} {role}" for count, role in zip(kept, protocol.ROLES, strict=True) if count]
+    return f"; {' and '.join(named)} more, since groups were lost lately" if named else ""
+
+
 def _full_links(wanted: Need, prefill: int, decode: int) -> str:
     """Return in words how full the links of the role with fewer groups are, where pulls wait for each other."""
     fewest, role = min((prefill, "prefill"), (decode, "decode"))
     if fewest < 1 or wanted.links / fewest <= LINK_WARN:
         return ""
     return f"; the links of {fewest} {role} groups are {wanted.links / fewest:.0%} full, so pulls wait"
+
+
+def _floors(
+    current: Pair, wanted: Need, more: Need, recent: Sequence[Needs], steady: Sequence[Needs], extra: Pair
+) -> Pair:
+    """Return the numbers below which the roles must not go, ``extra`` groups beyond those that count included."""
+    prefill, decode = (
+        beside
+        + _floor(max(0, have - beside), least, [most, *(pair[role] for pair in recent)], [p[role] for p in steady])
+        for role, (have, beside, least, most) in enumerate(
+            (
+                (current[0], extra[0], wanted.prefill, more.prefill),
+                (current[1], extra[1], wanted.decode, more.decode),
+            )
+        )
+    )
+    return prefill, decode
 
 
 def _floor(current: int, least: float, held: Iterable[float], steady: Iterable[float]) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from twinpool.core.economics import ASSUMED
 from twinpool.core.units import parse_duration
 from twinpool.operator.logic.engine_limits import sequences
+from twinpool.operator.logic.losses import Loss, noticed, spares
 from twinpool.operator.logic.scaling import Decision, Limits, Needs, Pair, cheapest, plan_scale
 from twinpool.operator.logic.scaling_need import Demand, Group, Promise, largest_batch, suffering
 from twinpool.operator.logic.target import limits as limits_of
@@ -52,6 +53,10 @@ class State:
     rates: tuple[Rate, ...] = ()
     #: Sudden rises of the last hour.
     jumps: tuple[Jump, ...] = ()
+    #: Groups lost in the last day, since when one looks, and those that served at the last look.
+    losses: tuple[Loss, ...] = ()
+    watched: float | None = None
+    served: Pair = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,7 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
     rates, jumps = remembered(state.rates, newest, seen.start), state.jumps
     if rates[-1] is newest:
         jumps = leapt(jumps, state.rates, newest)
+    learnt = _watched(learnt, seen, now)
     prices, promise = ASSUMED.scaled(learnt.step_factor), promise_of(pool)
     group = Group(work.kv_tokens or _ROOM, sequences(pool) or _SEQUENCES)
     growth = max(
@@ -138,6 +144,7 @@ def advance(state: State, pool: InferencePool, scaling: Scaling, seen: Seen, now
         growth,
         steady if now - since >= hold_out else [*steady, held],
         seen.late,
+        spares(learnt.losses, learnt.watched or now, now, seen.start, promise.miss),
     )
     need = (decision.need.prefill, decision.need.decode) if decision.need else held
     figures = Figures(
@@ -202,6 +209,13 @@ def _learnt(state: State, work: Window) -> State:
     if totals.steps >= _ENOUGH:
         state = replace(state, step_factor=math.exp(totals.step_log / totals.steps))
     return state
+
+
+def _watched(state: State, seen: Seen, now: float) -> State:
+    """Return the state with the groups that were lost since the last look."""
+    serving = seen.groups if seen.serving is None else seen.serving
+    losses = noticed(state.losses, state.served, serving, seen.target, now)
+    return replace(state, losses=losses, served=serving, watched=now if state.watched is None else state.watched)
 
 
 def _hit(work: Window) -> float:

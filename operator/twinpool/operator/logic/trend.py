@@ -24,8 +24,8 @@ EVERY, FARTHEST = 10.0, 900.0
 #: every few seconds, so chance has many tries.
 MEMORY, _MOST_JUMPS, _CERTAIN = 3600.0, 60, 4.0
 #: How far above the highest rate that a jump reached another one is expected to go (chosen on the design workloads of
-#: the scaling benchmark, among 1 to 1.5).
-_BEYOND = 1.25
+#: the scaling benchmark, among 1 to 1.25).
+_BEYOND = 1.1
 
 
 @dataclass(frozen=True, slots=True)
