@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from twinpool.cli.choices import asked, told
 from twinpool.cli.forward import Forwards
 from twinpool.cli.kubectl import Kubectl
 from twinpool.cli.live.watcher import Watcher
@@ -42,6 +43,9 @@ def explain(
     scaling: Annotated[
         bool, Parameter(help="Say how many groups it should have and why, instead.", negative="")
     ] = False,
+    routing: Annotated[
+        bool, Parameter(help="Say what its routers are at and how they chose workers, instead.", negative="")
+    ] = False,
     seconds: Annotated[float, Parameter(help="How long to watch the pool.")] = 30.0,
     namespace: Namespace = "",
     kube_context: Context = "",
@@ -54,20 +58,24 @@ def explain(
     The figures are those of its routers and engines, by `kubectl port-forward`. Ends with 1 when too little was asked
     of the pool meanwhile. With --placement: where the groups are, why pending ones wait, and how good that is beside
     the best layout. With --scaling: how many groups the arriving work needs, from which figures, and the last changes.
+    With --routing: queue, breakers and lag of each router, and its last choices with what each worker would have cost.
 
     Raises
     ------
     InvalidValue
         When two things are asked for, or the time is too short to say anything.
     """
-    if placement and scaling:
-        raise InvalidValue("--placement and --scaling are two answers", "ask for one at a time")
+    if placement + scaling + routing > 1:
+        raise InvalidValue("--placement, --scaling and --routing are different answers", "ask for one at a time")
     kubectl = Kubectl(namespace, kube_context)
     if scaling:
         sys.stdout.write(explained(observe(kubectl, pool)[0].pool, output))
         return 0
     if placement:
         return explain_placement(kubectl, pool, topology, links, output)
+    if routing:
+        sys.stdout.write(told(asked(kubectl, pool, seconds), output))
+        return 0
     if seconds < MIN_SECONDS:
         raise InvalidValue(f"--seconds {seconds:g} is too short", f"watch for at least {MIN_SECONDS:g} seconds")
     seen = watch(kubectl, pool, seconds)
