@@ -55,11 +55,28 @@ _decode_full = msgspec.msgpack.Decoder(tuple[float, tuple[_Full, ...], Any]).dec
 def events_of(payload: bytes) -> Events | None:
     """Return the events of a message's last frame (msgpack of time, events and rank), or None when it is none."""
     try:
-        return _decode(payload)[1]
+        return _together(_decode(payload)[1])
     except msgspec.ValidationError:
         return _full_events_of(payload)
     except (msgspec.DecodeError, ValueError):
         return None
+
+
+def _together(events: Events) -> Events:
+    """Make one event of removals in a row: engines tell of each block by itself, as it is taken for another."""
+    merged: list[Event] = []
+    keys: list[int] | None = None  # of the removal that others are added to, and where those blocks were
+    medium = group = None
+    for event in events:
+        if event.type != REMOVED:
+            keys = None
+        elif keys is not None and event.medium == medium and event.group_idx == group:
+            keys += event.block_hashes
+            continue
+        else:
+            keys, medium, group = event.block_hashes, event.medium, event.group_idx
+        merged.append(event)
+    return tuple(merged)
 
 
 def _full_events_of(payload: bytes) -> Events | None:

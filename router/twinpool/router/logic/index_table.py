@@ -14,7 +14,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 _WAYS = 8
 #: Words of a bucket: of each entry the key, then the tick of its last use above the number of its set.
@@ -178,7 +178,7 @@ class BlockTable:
 
     def add_all(self, keys: Iterable[int], bits: int) -> int:
         """Add holders to blocks; return how many of those did not have all of them before."""
-        added = new = 0
+        added, new, low = 0, 0, _NUMBER
         words, displaced, homes = self._words, self._displaced, self._homes
         number = self.sets.take(bits)  # for the time of this call, whatever becomes of its blocks
         word = self._stamp | number
@@ -189,7 +189,7 @@ class BlockTable:
                 words[place] = key
                 words[place + 1] = word
                 new += 1
-            elif found == key and words[place + 1] & _NUMBER == number:
+            elif found == key and words[place + 1] & low == number:
                 words[place + 1] = word
             else:
                 added += bool(self.add(key, bits))
@@ -198,19 +198,23 @@ class BlockTable:
         self.sets.drop(number)
         return added + new
 
-    def remove_all(self, keys: Iterable[int], bits: int) -> int:
+    def remove_all(self, keys: Sequence[int], bits: int) -> int:
         """Take holders from blocks; return how many of those had one of them."""
-        removed = gone = 0
-        words, displaced, homes = self._words, self._displaced, self._homes
+        removed, low = 0, _NUMBER
+        words, homes = self._words, self._homes
         number = self.sets.take(bits)  # its number stays for the time of this call
+        others = []
         for key in keys:
             place = 2 * (key & homes)
-            found = words[place] == key
-            if found and words[place + 1] & _NUMBER == number:
-                words[place] = words[place + 1] = 0
-                gone += 1
-            elif found or displaced[place // _WORDS]:
-                removed += bool(self.remove(key, bits))
+            if words[place] == key and words[place + 1] & low == number:
+                words[place] = 0  # what stands behind it means nothing then
+            else:
+                others.append(key)
+        if not words[0]:
+            words[1] = 0  # or 0, which is no key, would seem to be held here
+        gone = len(keys) - len(others)
+        for key in others:
+            removed += bool(self.remove(key, bits))
         self.entries -= gone
         self.sets.drop(number, gone + 1)
         return removed + gone
