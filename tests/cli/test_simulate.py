@@ -118,12 +118,13 @@ def test_a_pool_with_scaling_is_played_with_numbers_that_follow_the_work(
 def test_of_many_changes_the_first_are_written(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("twinpool.cli.simulate._CHANGES", 1)
     lines = "\n".join(json.dumps(entry) for entry in GROWING)
-    run("--start", "20s", lines=lines, scaling={"prefill": {"max": 6}, "decode": {"max": 4}})
-    out = capsys.readouterr().out
-    assert "requests/s with" in out
-    assert "changes more (-o json shows all)" in out
+    for shown in (20, 0):
+        monkeypatch.setattr("twinpool.cli.simulate._CHANGES", shown)
+        run("--start", "20s", lines=lines, scaling={"prefill": {"max": 6}, "decode": {"max": 4}})
+        out = capsys.readouterr().out
+        assert (" s: " in out) == bool(shown)
+        assert ("changes not shown: " in out) == (not shown)
 
 
 def test_groups_that_are_lost_cost_what_they_were_doing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

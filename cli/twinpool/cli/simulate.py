@@ -23,11 +23,13 @@ from twinpool.core.protocol import ROLES
 from twinpool.core.sizing import Split, Workload, memory
 from twinpool.core.timing import ACCELERATORS
 from twinpool.core.units import parse_duration
+from twinpool.operator.logic.engine_limits import sequences
 from twinpool.operator.logic.scaling import Limits
 from twinpool.operator.logic.scaling_need import Group
 from twinpool.operator.logic.scaling_step import promise_of
 from twinpool.operator.logic.target import gpus as gpus_of
 from twinpool.operator.logic.target import limits as limits_of
+from twinpool.simulate.admission import Limits as QueueLimits
 from twinpool.simulate.capacity import greatest_rate
 from twinpool.simulate.fleet import Life, Loss
 from twinpool.simulate.pool import Setup
@@ -175,7 +177,9 @@ def _question(
     )  # fmt: skip
     promise, each = promise_of(pool), gpus_of(pool.spec)
     if pool.spec.objectives.ttft is not None:
-        setup = replace(setup, ttft=promise.ttft)
+        queue = pool.spec.routing.queue
+        kept = QueueLimits(queue.concurrency, queue.max, parse_duration(queue.timeout))
+        setup = replace(setup, ttft=promise.ttft, queue=kept, sequences=sequences(pool))
     setup = replace(setup, life=_life(pool, tried), scaling=pool if pool.spec.scaling is not None else None)
     work = demand(trace, prices[0], setup.prefill_cache)
     limits = Limits((1, 1000), (1, 1000), each["prefill"], each["decode"])
@@ -339,7 +343,7 @@ def _write(asked: Question, outcomes: Sequence[Outcome]) -> None:
     for change in outcomes[0].changes[:_CHANGES]:
         sys.stdout.write(f"{change.at:6.0f} s: {change.pair[0]}:{change.pair[1]}, since {change.reason}\n")
     if len(outcomes[0].changes) > _CHANGES:
-        sys.stdout.write(f"and {len(outcomes[0].changes) - _CHANGES} changes more (-o json shows all)\n")
+        sys.stdout.write(f"changes not shown: {len(outcomes[0].changes) - _CHANGES} (-o json shows all)\n")
     sys.stdout.write(f"planner: {asked.plan.prefill}:{asked.plan.decode}, since {asked.plan.reason}\n")
 
 

@@ -134,12 +134,23 @@ class PrefillWorker:
 class DecodeWorker:
     """Writes tokens for a batch, one each step."""
 
-    def __init__(self, clock: Clock, prices: Prices, capacity: int, cache: Cache, link: Link | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        prices: Prices,
+        capacity: int,
+        cache: Cache,
+        link: Link | None = None,
+        sequences: int | None = None,
+    ) -> None:
         self._clock = clock
         self._prices = prices
         #: Its way to the network; None: pulls wait at the sender alone.
         self._link = link
         self.capacity = capacity
+        #: How many requests it runs at once (``max_num_seqs``); None: as many as there is room for.
+        self._sequences = sequences
+        self._admitted = 0
         self.cache = cache
         #: KV tokens of what it runs, answers included.
         self.reserved = 0
@@ -173,6 +184,7 @@ class DecodeWorker:
         for job in self._whole:
             job.again()
         for _, _, job in self._running:
+            job.finished()
             job.prefilled = job.finished = job.again = _nothing
 
     def submit(self, job: Job, source: PrefillWorker | None) -> None:
@@ -190,10 +202,11 @@ class DecodeWorker:
         while self._waiting:
             job, source = self._waiting[0]
             size = job.request.prompt + job.request.output
-            if self.reserved + size > self.capacity:
+            if self.reserved + size > self.capacity or self._admitted == self._sequences:
                 return
             self._waiting.popleft()
             self.reserved += size
+            self._admitted += 1
             if source is None:
                 self._advance()
                 # What is written for has a step under way, which a prompt that comes meanwhile is no part of.
@@ -211,6 +224,7 @@ class DecodeWorker:
     def _pull_failed(self, job: Job) -> None:
         """The prefill worker was lost before its KV was here."""
         self.reserved -= job.request.prompt + job.request.output
+        self._admitted -= 1
         job.finished()
         job.again()
         self._admit()
@@ -283,6 +297,7 @@ class DecodeWorker:
             request = job.request
             self._context = max(0.0, self._context - request.prompt - request.output) if self._running else 0.0
             self.reserved -= request.prompt + request.output
+            self._admitted -= 1
             job.finish = self._clock.now
             job.finished()
             # What a router keeps for a request goes with it: a trace may have a million.

@@ -63,6 +63,11 @@ class Member(Generic[_Engine]):
         """Return its name: a group that was lost never comes back."""
         return self.name
 
+    @property
+    def ranks(self) -> int:
+        """Return its data-parallel ranks: simulated groups have one."""
+        return 1
+
 
 @dataclass(slots=True)
 class Side(Generic[_Engine]):

@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from twinpool.router.logic.policy import PREFIX_AWARE
 from twinpool.simulate.cache import Cache
 from twinpool.simulate.clock import Clock
 from twinpool.simulate.engines import DecodeWorker, Job, Link, PrefillWorker
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from twinpool.core.economics import Prices
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.scaling import Pair
+    from twinpool.simulate.admission import Limits
     from twinpool.simulate.scaler import Change
     from twinpool.simulate.traces import Request
     from twinpool.simulate.views import Kind
@@ -58,8 +60,17 @@ class Setup:
     both_links: bool = False
     #: What befalls the groups, whose numbers are those above only at the beginning; and the pool whose ``scaling``
     #: decides how many there are, None: they stay as many.
+    #: How many requests a decode group runs at once; None: as many as there is KV room for.
+    sequences: int | None = None
+    #: The queue of each router; None: everything is sent to the workers at once.
+    queue: Limits | None = None
     life: Life | None = None
     scaling: InferencePool | None = None
+
+    @property
+    def aware(self) -> bool:
+        """Return whether routers price what they choose, or look at what workers hold."""
+        return self.rule in PREFIX_AWARE or self.conditional
 
 
 class Pool:
@@ -87,7 +98,8 @@ class Pool:
         setup = self.setup
         half, prices = setup.decode_capacity // BLOCK_TOKENS // 2, setup.decode_prices or setup.prices
         link = Link() if setup.both_links else None
-        return DecodeWorker(self.clock, prices, setup.decode_capacity, Cache(half, self.events.listener(name)), link)
+        cache = Cache(half, self.events.listener(name))
+        return DecodeWorker(self.clock, prices, setup.decode_capacity, cache, link, setup.sequences)
 
     def _changed(self) -> None:
         self.prefill_names = [member.name for member in self.fleet.prefill.serving]

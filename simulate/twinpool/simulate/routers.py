@@ -8,11 +8,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from twinpool.core.economics import ASSUMED
+from twinpool.core.protocol import RouterConfig
 from twinpool.router.logic import policy, price
 from twinpool.router.logic.chooser import Work
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.meter import Meter
+from twinpool.router.logic.places import Elsewhere, Places, places
 from twinpool.router.logic.policy import Ask, Candidate
+from twinpool.simulate.admission import Admission
 from twinpool.simulate.rules import OURS, RULES, Seen
 from twinpool.simulate.views import View
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from twinpool.simulate.traces import Request
 
 _UNKNOWN = Work(0.0, 0.0, 0)
+_ANY = 10**9
 
 
 @dataclass(slots=True)
@@ -56,11 +60,12 @@ def _sum(several: Sequence[Books]) -> Books:
 class Report:
     """What a router tells the operator.
 
-    ``prefill``: seconds of prefill that it has sent and not seen done; ``decoding``: requests that it has at decode
-    groups; ``tokens``: what it has sent each group and not seen finished.
+    ``waiting``: requests in its queue; ``prefill``: seconds of prefill that it has sent and not seen done;
+    ``decoding``: requests that it has at decode groups; ``tokens``: what it has sent each group and not seen finished.
     """
 
     arrivals: Arrivals
+    waiting: int
     prefill: float
     decoding: int
     tokens: dict[str, int]
@@ -90,7 +95,11 @@ class Router:
         self._share = setup.routers if setup.exchange is None else 1
         # Events tell everybody of every cache; what was learnt from one's own requests nobody else knows.
         self._view = View(pool.events)
-
+        #: Its queue, where it has one, and what that is told of the pool.
+        self._admission = (
+            None if setup.queue is None else Admission(pool.clock, setup.queue, setup.ttft or inf, self._route)
+        )
+        self._config = _config(setup)
         #: What it counts for the operator, where somebody asks.
         self.meter = Meter(self) if setup.scaling is not None else None
         self.follow()
@@ -109,6 +118,20 @@ class Router:
     def _lay_out(self) -> None:
         self._prefill_elsewhere = [self._heard.get(name, _IDLE) for name in self._pool.prefill_names]
         self._decode_elsewhere = [self._heard.get(name, _IDLE) for name in self._pool.decode_names]
+        if self._admission is not None:
+            self._admission.resize(self._places())
+
+    def _places(self) -> Places:
+        """Return what it may have at the workers; while it hears nothing of the others, its equal share."""
+        fleet, others = self._pool.fleet, self._setup.routers - 1
+        if not fleet.decode.serving:
+            return Places(_ANY)  # who comes waits for a group then, not for room
+        loads = {
+            name: Load(requests=books.requests, prefill=round(books.seconds * 1e6))
+            for name, books in self._heard.items()
+        }
+        elsewhere = Elsewhere(loads, others, others if self._setup.exchange is None else 0)
+        return places(self._config, fleet.prefill.serving, fleet.decode.serving, elsewhere, 1)
 
     def listen(self, routers: Sequence[Router]) -> None:
         """Hear what all others have now."""
@@ -129,6 +152,7 @@ class Router:
         decodes = [self._books.get(member.name, _IDLE) for member in self._pool.fleet.decode.members]
         return Report(
             self.meter.arrivals,
+            0 if self._admission is None else self._admission.waiting,
             sum(books.assumed for books in self._books.values()),
             sum(books.requests for books in decodes),
             {name: books.tokens for name, books in self._books.items()},
@@ -138,10 +162,19 @@ class Router:
         """Take a request of a client."""
         if self.meter is not None:
             self.meter.arrived(Ask(job.request.prompt, job.request.output))
-        job.again = lambda: self.route(job)
-        self.route(job)
+        job.again = lambda: self._again(job)
+        if self._admission is None:
+            self._route(job)
+        else:
+            self._admission.enter(job)
 
-    def route(self, job: Job) -> None:
+    def _again(self, job: Job) -> None:
+        """Send a request elsewhere; it keeps its place."""
+        if self._admission is not None:
+            self._admission.keep(job)
+        self._route(job)
+
+    def _route(self, job: Job) -> None:
         """Send a request on its way; while a role has no group that serves, it waits for one."""
         if not self._prefill or not self._decode:
             self._pool.waiting.append(job)
@@ -149,21 +182,25 @@ class Router:
         request = job.request
         ask = Ask(request.prompt, request.output)
         candidates = self._prefill_candidates(request)
-        if self._setup.conditional:
+        place = None
+        # Decode groups without a place left have no time for prompts: what they lose, everybody waits for.
+        if self._setup.conditional and not (self._admission is not None and self._admission.crowded):
             decodes, prices = self._decode_candidates(request), self._setup.prices
             decision = price.decide(ask, candidates, decodes, prices, self._rng, self._setup.ttft)
             if decision.prefill is None:
                 self._whole(job, ask, decodes)
                 return
-            place = decision.prefill.place
-        else:
-            both = zip(self._prefill, self._prefill_elsewhere, strict=True)
-            uncached = [books.uncached * self._share + others.uncached for books, others in both]
-            self._turn += 1
-            place = self._rule(
-                Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng, self._setup.ttft)
-            )
+            place = decision.prefill.place if self._setup.rule == OURS else None
+        if place is None:
+            place = self._ruled(ask, candidates)
         self._hand_off(job, ask, place, candidates[place].cached)
+
+    def _ruled(self, ask: Ask, candidates: Sequence[Candidate]) -> int:
+        """Return the prefill group that the rule chooses."""
+        both = zip(self._prefill, self._prefill_elsewhere, strict=True)
+        uncached = [books.uncached * self._share + others.uncached for books, others in both]
+        self._turn += 1
+        return self._rule(Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng, self._setup.ttft))
 
     def _hand_off(self, job: Job, ask: Ask, place: int, cached: int) -> None:
         books, member = self._prefill[place], self._pool.fleet.prefill.serving[place]
@@ -172,8 +209,12 @@ class Router:
         sure = self._view.sent(member.name, job.request.blocks, wait)
         work, sent = self._work(books, self._prefill_elsewhere[place], ask, cached), self._pool.clock.now
         _add(books, 1, ask.prompt, ask.prompt - cached, seconds, work.seconds)
+        if self._admission is not None and self._setup.aware:
+            self._admission.sent(job, seconds)
 
         def prefilled() -> None:
+            if self._admission is not None:
+                self._admission.computed(job)
             _add(books, -1, -ask.prompt, cached - ask.prompt, -seconds, -work.seconds)
             self._view.reported(member.name, cached, sure, job.hit)
             if self.meter is not None:
@@ -230,6 +271,8 @@ class Router:
 
         def finished() -> None:
             _add(books, -1, -ask.prompt - ask.output, 0, 0.0)
+            if self._admission is not None:
+                self._admission.leave(job)
             if self.meter is not None and job.finish < inf:
                 apart = (job.finish - job.first) / (ask.output - 1) if ask.output > 1 else 0.0
                 self.meter.wrote(member, ask.output, apart)
@@ -256,6 +299,15 @@ class Router:
             requests, tokens = books.requests * share + others.requests, books.tokens * share + others.tokens
             found.append(Candidate(requests, tokens, backlog, cached, cached, capacity))
         return found
+
+
+def _config(setup: Setup) -> RouterConfig:
+    """Return what a router is told of its pool, as far as its places depend on it."""
+    concurrency = setup.queue.concurrency if setup.queue is not None else 0
+    return RouterConfig(
+        pool="simulated", namespace="", models=(), queue_concurrency=concurrency, sequences=setup.sequences or 0,
+        ttft=setup.ttft,
+    )  # fmt: skip
 
 
 def _add(books: Books, requests: int, tokens: int, uncached: int, seconds: float, assumed: float = 0.0) -> None:

@@ -72,10 +72,11 @@ class Scaler:
     def _look(self) -> None:
         now, fleet = self._pool.clock.now, self._pool.fleet
         reports = [router.report() for router in self._routers]
-        waiting = [len(self._pool.waiting), *([0] * (len(reports) - 1))]
+        # Who came while a role had no group waits at some router.
+        held = [len(self._pool.waiting), *([0] * (len(reports) - 1))]
         answers = {
             f"router {number}": Work(
-                Totals(**asdict(report.arrivals)), waiting[number], report.prefill, report.decoding,
+                Totals(**asdict(report.arrivals)), report.waiting + held[number], report.prefill, report.decoding,
                 self._pool.setup.decode_capacity,
             )
             for number, report in enumerate(reports)

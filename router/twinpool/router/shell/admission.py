@@ -6,20 +6,16 @@ Always true: an exchange is admitted once and gives its place back once, however
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from twinpool.router.logic.errors import Refusal
+from twinpool.router.logic.places import CROWDED
 from twinpool.router.logic.queue import Queue, Waiting, retry_after
 
 if TYPE_CHECKING:
     import asyncio
 
     from twinpool.router.logic.metrics import Numbers
-
-
-#: Share of the places from which on there is no time for anything else at the workers. Chosen in simulation, among 0.7
-#: to 1: with it prompts that decode workers compute cost nobody a place.
-_CROWDED: Final = 0.9
 
 
 class Guest(Protocol):
@@ -82,7 +78,7 @@ class Admission:
     @property
     def crowded(self) -> bool:
         """Whether hardly a place is left."""
-        return self._places is not None and self._running > _CROWDED * self._places
+        return self._places is not None and self._running > CROWDED * self._places
 
     def resize(self, places: int, prefill: float = math.inf) -> None:
         """Set the number of places, 0 when no worker serves, and the seconds of prefill from which on others wait."""
