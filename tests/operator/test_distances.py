@@ -15,6 +15,8 @@ from twinpool.core.topology import PRESETS, topology
 from twinpool.operator.logic.distances import telling, to_read
 from twinpool.operator.logic.groups import Group
 from twinpool.operator.logic.observed import Child, Observed, PodView, read_pod
+from twinpool.operator.logic.plan import plan
+from twinpool.operator.logic.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
 
 TOPOLOGY = topology(PRESETS["topograph"])
+SEES = Settings(topology=TOPOLOGY, sees_nodes=True)
 NODES = {"a": {LABELS["rack"]: "r1"}, "b": {LABELS["rack"]: "r1"}, "c": {LABELS["rack"]: "r2"}}
 
 
@@ -91,3 +94,19 @@ def test_a_pod_is_read_with_what_it_was_told() -> None:
     body = {"metadata": {"name": "p", "annotations": {protocol.ANNOTATION_PLACE: "x"}}}
     assert read_pod(body).place == "x"
     assert read_pod({"metadata": {"name": "p"}}).place == ""
+
+
+def test_a_plan_tells_places_once_and_only_where_nodes_may_be_read(make_pool: Any, model_cluster: Any) -> None:
+    cluster = model_cluster(make_pool(routing={"policy": "price"}))
+    cluster.settle(SEES)
+    for name, pod in cluster.pods.items():
+        cluster.pods[name] = dataclasses.replace(pod, node="a")
+    observed = dataclasses.replace(cluster.observed(), node_labels=NODES)
+    assert plan(observed, Settings(topology=TOPOLOGY), cluster.now).actions == ()
+    actions = plan(observed, SEES, cluster.now).actions
+    assert sorted(action.key for action in actions) == [protocol.ANNOTATION_PLACE] * 2  # type: ignore[union-attr]
+    leaders = {pod.name for pod in cluster.pods.values() if pod.role in protocol.ROLES}
+    assert {action.name for action in actions} == leaders  # type: ignore[union-attr]
+    told = {action.name: action.value for action in actions}  # type: ignore[union-attr]
+    pods = tuple(dataclasses.replace(pod, place=told.get(pod.name, "")) for pod in observed.pods)
+    assert plan(dataclasses.replace(observed, pods=pods), SEES, cluster.now).actions == ()
