@@ -193,9 +193,9 @@ def test_the_first_token_is_foretold_and_what_comes_corrects_it() -> None:
     busy = ours.first(asked, D[0], None)
     assert busy is not None
     assert busy.seconds > first.seconds
-    for _ in range(200):
-        ours.came(D[0], first, 3 * first.pull + first.step)
-    ours.came(D[0], first, 1000.0)  # a stall
+    for number in range(200):
+        ours.came(D[0], first, 3 * first.pull + first.step, float(number))
+    ours.came(D[0], first, 1000.0, 1000.0)  # a stall
     again = ours.first(asked, D[1], None)
     assert again is not None
     assert again.seconds == pytest.approx(3 * first.pull + first.step, rel=0.1)
@@ -205,6 +205,19 @@ def test_the_first_token_is_foretold_and_what_comes_corrects_it() -> None:
     assert whole.seconds == pytest.approx(whole.prefill + whole.step)
 
 
+def test_a_busy_worker_teaches_no_more_than_once_in_a_moment() -> None:
+    ours, _ = chooser(policy="price", disaggregated=False)
+    first = ours.first(ours.asked(request("word " * 5000)), D[0], Work(1.0, 0.0, 0))
+    assert first is not None
+    for _ in range(64):  # a new router learns from all
+        ours.came(D[0], first, 2.0, 0.0)
+    for now, samples in ((1.0, 65), (1.001, 65), (1.0025, 66), (1.003, 66)):
+        ours.came(D[0], first, 2.0, now)
+        assert ours.foresight.prefill.samples == samples
+    ours.came(D[1], first, 2.0, 1.003)
+    assert ours.foresight.prefill.samples == 67, "another worker is another matter"
+
+
 def test_where_there_is_no_prefill_role_whole_requests_teach_it() -> None:
     for disaggregated, factor in ((False, 3.0), (True, 1.0)):
         ours, _ = chooser(policy="price", disaggregated=disaggregated)
@@ -212,8 +225,8 @@ def test_where_there_is_no_prefill_role_whole_requests_teach_it() -> None:
         work = ours.sent(asked, D[0])
         first = ours.first(asked, D[0], work)
         assert first is not None
-        for _ in range(200):
-            ours.came(D[0], first, 3 * first.prefill + first.step)
+        for number in range(200):
+            ours.came(D[0], first, 3 * first.prefill + first.step, float(number))
         assert ours.foresight.prefill.factor == pytest.approx(factor, rel=0.1)
         assert ours.expected(work, "d0") == pytest.approx(3 * first.prefill, rel=0.1)
 

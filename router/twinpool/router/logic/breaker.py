@@ -45,11 +45,8 @@ class Breaker:
         #: Since when the share of an endpoint grows, and for how many seconds.
         self._growing: dict[str, tuple[float, float]] = {}
         self._admitted: frozenset[str] = frozenset()
-
-    @property
-    def quiet(self) -> bool:
-        """Whether there is no opinion of anyone, as nearly always: nothing else need be asked or told then."""
-        return not self._suspects and not self._growing
+        #: Whether there is no opinion of anyone, as nearly always: nothing else need be asked or told then.
+        self.quiet = True
 
     def failed(self, endpoint: str, now: float) -> None:
         """Avoid ``endpoint``, twice as long as the last time in a row."""
@@ -57,6 +54,7 @@ class Breaker:
         suspect.seconds = min(2 * suspect.seconds, LONGEST_SECONDS)
         suspect.until = now + suspect.seconds
         self._growing.pop(endpoint, None)
+        self.quiet = False
 
     def succeeded(self, endpoint: str, now: float) -> None:
         """Trust ``endpoint`` again, with a share that grows."""
@@ -79,6 +77,7 @@ class Breaker:
                 del self._growing[endpoint]
             elif rng.random() >= share:
                 avoided.add(endpoint)
+        self.quiet = not self._suspects and not self._growing
         return avoided
 
     def suspects(self, now: float) -> set[str]:
@@ -101,6 +100,7 @@ class Breaker:
         for book in (self._suspects, self._growing):
             for gone in [endpoint for endpoint in book if endpoint not in known]:
                 del book[gone]
+        self.quiet = not self._suspects and not self._growing
 
 
 def _share(since: float, seconds: float, now: float) -> float:

@@ -260,8 +260,10 @@ class Chooser:
         size = asked.ask.prompt * (1.0 if source is None else self.distances.far(source, worker))
         return First(prices.pull(size) + step, ASSUMED.pull(size), step)
 
-    def came(self, worker: Endpoint, first: First, seconds: float) -> None:
+    def came(self, worker: Endpoint, first: First, seconds: float, now: float) -> None:
         """The first token of an answer came ``seconds`` after ``worker`` was asked for it."""
+        if self.foresight.enough(worker.id, now):
+            return
         rest = seconds - first.step
         if first.pull:
             self.foresight.handed_over(first.pull, max(rest, first.pull * _SHORTEST))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: breaker's business.
 _SAMPLES: Final = 16
 _LEAST, _MOST = 0.25, 4.0
+#: Samples from which on first tokens of one worker teach at most once in so many seconds.
+_YOUNG: Final = 64
+_MOMENT: Final = 0.002
 #: Prices are told apart by factors in steps of 1/128 of the logarithm (0.8 %): the same few come again and again, where
 #: making them anew for each request cost more than the choice.
 _STEPS: Final = 128
@@ -51,6 +54,19 @@ class Foresight:
     prices: Prices = ASSUMED
     #: Of workers that are told from others, how many times as long as others they take.
     _paces: dict[str, float] = field(default_factory=dict)
+    #: When workers may teach something again.
+    _next: dict[str, float] = field(default_factory=dict)
+
+    def enough(self, worker: str, now: float) -> bool:
+        """Whether what a first token of ``worker`` teaches was learnt a moment ago; else the moment begins now.
+
+        A busy worker would teach more often than anything changes, and learning costs as much as a choice.
+        """
+        if now < self._next.get(worker, now):
+            return True
+        if self.prefill.samples + self.handoff.samples >= _YOUNG:
+            self._next[worker] = now + _MOMENT
+        return False
 
     def pace(self, worker: str) -> float:
         """Return how many times as long as others a worker takes; 1 until enough is known of it."""
@@ -80,6 +96,7 @@ class Foresight:
         """Forget workers that are gone."""
         self.workers = {worker: learnt for worker, learnt in self.workers.items() if worker in known}
         self._paces = {worker: pace for worker, pace in self._paces.items() if worker in known}
+        self._next = {worker: moment for worker, moment in self._next.items() if worker in known}
 
     def state(self) -> dict[str, tuple[float, int]]:
         """Return factor and number of samples of all that is learnt: prefill, handoff, and workers by their id."""

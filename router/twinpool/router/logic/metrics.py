@@ -41,12 +41,16 @@ class Numbers:
         except KeyError:  # the first of its kind
             self.values.setdefault(name, {})[labels] = amount
 
+    def histogram(self, name: str, labels: Labels = ()) -> Histogram:
+        """Return a histogram, to be counted in by its owner."""
+        return self.histograms.setdefault(name, {}).setdefault(labels, Histogram())
+
     def observe(self, name: str, seconds: float, labels: Labels = ()) -> None:
         """Count one value in a histogram."""
         try:
             histogram = self.histograms[name][labels]
         except KeyError:
-            histogram = self.histograms.setdefault(name, {})[labels] = Histogram()
+            histogram = self.histogram(name, labels)
         histogram.buckets[bisect_left(BOUNDS, seconds)] += 1
         histogram.total += seconds
 

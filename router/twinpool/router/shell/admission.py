@@ -59,6 +59,8 @@ class Admission:
         self._ended = 0
         self._rate = 0.0
         self._scheduled = False
+        #: Where those are counted who need not wait: nearly all, in the first bucket.
+        self._at_once = numbers.histogram("twinpool_router_queue_seconds").buckets
 
     @property
     def waiting(self) -> int:
@@ -91,7 +93,7 @@ class Admission:
     def enter(self, guest: Guest, key: str, priority: int, tokens: int) -> Waiting[Guest] | None:
         """Let ``guest`` begin at once, or wait, or turn somebody away; return its entry while it waits."""
         if self._free and not len(self._queue):
-            self._numbers.observe("twinpool_router_queue_seconds", 0.0)
+            self._at_once[0] += 1
             self._begin(guest)
             return None
         entry = Waiting(guest, key, priority, tokens, self._loop.time())

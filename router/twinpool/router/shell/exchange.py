@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from twinpool.router.shell.pool import Pool
     from twinpool.router.shell.recipient import Client
 
+_DONE = Phase.DONE
+
 
 class Exchange:
     """One request, from its acceptance to the one outcome that its client gets."""
@@ -242,7 +244,7 @@ class Exchange:
         self._state, actions = step
         for action in actions:
             _ACTIONS[action](self)
-        if self._state.phase is Phase.DONE and self._admitted:
+        if self._state.phase is _DONE and self._admitted:
             self._admitted = False
             self.pool.admission.leave()
             self._record.log(self._state)

@@ -58,7 +58,7 @@ class Record:
         seconds = max(now - leg.sent, 0.0)
         numbers.observe("twinpool_router_first_event_seconds", seconds, (by, self.decode))
         if self.first is not None and events:
-            self._pool.chooser.came(leg.endpoint, self.first, seconds)
+            self._pool.chooser.came(leg.endpoint, self.first, seconds, now)
             if state.decodes == 1 and state.prefills == state.handed_off:  # nothing was tried twice
                 foretold = self.first.seconds + (self.foretold if state.handed_off else 0.0)
                 numbers.observe("twinpool_router_ttft_prediction_ratio", (now - self._begun) / foretold, (by,))
