@@ -322,6 +322,23 @@ async def test_a_prompt_goes_to_the_rank_that_holds_it_on_both_hops(stage):
     assert await stage.metric("index_predictions_total") == {f'worker="{prefill}:8000",rank="1",outcome="right"': 4}
 
 
+async def test_a_chat_goes_to_the_rank_that_holds_it(stage):
+    await stage.engine("prefill0", 61, "--data-parallel-size", "2")
+    await stage.engine("decode0", 62, "--data-parallel-size", "2")
+    await stage.engine("renderer0", 63, "--enable-scale-out", events=None)
+    await stage.start(ranks=2)
+    host = stage.hosts["prefill0"]
+    for rank, text in enumerate(("zero", "one")):
+        chat = {"model": "m", "messages": [{"role": "user", "content": f"{text} {' word' * 1500}"}], "max_tokens": 4}
+        headers = f"X-data-parallel-rank: {rank}\r\n"
+        await stage.get("", 8000, stage.kit.post(chat, "/v1/chat/completions", headers), host)
+    await stage.index(lambda by, _: by[host]["relied"] and all(rank["blocks"] > 50 for rank in by[host]["ranks"]))
+    for _ in range(3):
+        assert (await stage.get("", 8000, stage.kit.post(chat, "/v1/chat/completions"))).status == 200
+    assert await successes(stage, "prefill0") == [1, 4]
+    assert (await stage.metric("renders_total"))['outcome="rendered"'] >= 1
+
+
 async def test_what_a_rank_holds_is_reported_as_cached_and_another_prompt_is_the_engines_to_place(stage):
     await stage.engine("decode0", 61, "--data-parallel-size", "2")
     await stage.start(ranks=2)

@@ -32,6 +32,7 @@ from twinpool.router.logic.rendering import (
     tokens_read,
 )
 from twinpool.router.logic.request import Request, Route, decode_body, prefill_body, read, with_comparison, with_ids
+from twinpool.router.logic.seats import seats_of
 
 LONG = "word " * LEAST_BYTES
 
@@ -178,8 +179,8 @@ ASK = Ask(8000, 100)
 IDLE = Candidate()
 
 
-def stake(*candidates: Candidate, known: tuple[bool, ...] = ()) -> float:
-    return price.at_stake(ASK, candidates, ASSUMED, known or (True,) * len(candidates))
+def stake(*candidates: Candidate, caches: tuple[int, ...] = ()) -> float:
+    return price.at_stake(ASK, candidates, ASSUMED, caches or (1,) * len(candidates))
 
 
 def test_a_whole_prefill_is_at_stake_among_workers_that_seem_to_hold_nothing() -> None:
@@ -190,15 +191,16 @@ def test_nothing_is_at_stake_where_no_other_could_be_cheaper() -> None:
     assert stake(IDLE) == 0.0
     assert stake(IDLE, Candidate(backlog=60.0)) == 0.0
     assert stake(Candidate(cached=7999, held=7999), IDLE) < 1e-9
-    assert stake(IDLE, IDLE, known=(False, False)) == 0.0
+    assert stake(IDLE, IDLE, caches=(0, 0)) == 0.0
+    assert stake(IDLE, caches=(2,)) > 0.1, "another rank of the same worker may hold it"
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 7999), st.booleans()), min_size=1, max_size=8))
 def test_no_more_is_at_stake_than_knowing_everything_could_save(workers: list[tuple[float, int, bool]]) -> None:
     candidates = [Candidate(backlog=backlog, cached=cached, held=cached) for backlog, cached, _ in workers]
-    known = [one[2] for one in workers]
-    found = price.at_stake(ASK, candidates, ASSUMED, known)
-    best = [replace(one, cached=7999, held=7999) if yes else one for one, yes in zip(candidates, known, strict=True)]
+    caches = [int(one[2]) for one in workers]
+    found = price.at_stake(ASK, candidates, ASSUMED, caches)
+    best = [replace(one, cached=7999, held=7999) if yes else one for one, yes in zip(candidates, caches, strict=True)]
     least = min(price.prefill_prices(ASK, candidates, ASSUMED))
     assert 0.0 <= found <= least - min(price.prefill_prices(ASK, best, ASSUMED)) + 1e-9
 
@@ -218,6 +220,7 @@ def test_a_choice_is_worth_rendering_only_while_events_are_relied_on_and_there_i
     ours.exact.rely(16, frozenset(worker.id for worker in WORKERS))
     assert ours.stake(asked, WORKERS) > 0.05
     assert ours.stake(asked, WORKERS[:1]) == 0.0
+    assert ours.stake(asked, ()) == 0.0
     ours.exact.rely(16, frozenset())
     assert ours.stake(asked, WORKERS) == 0.0
 
@@ -235,6 +238,33 @@ def test_what_ids_saved_is_what_the_estimate_would_have_cost_more() -> None:
     assert ours.saved(before, after, WORKERS) == 0.0
     ours.received(before, WORKERS[2])
     assert ours.saved(before, located, WORKERS) == pytest.approx(0.0, abs=1e-3), "the estimate was right"
+
+
+def test_of_many_workers_what_ids_saved_is_seen_too() -> None:
+    ours = chooser()
+    many = [Endpoint(f"p{n}", "prefill", "h", 1) for n in range(64)]
+    ours.exact.rely(16, frozenset(worker.id for worker in many))
+    request = chat()
+    before = ours.asked(request)
+    located = replace(ours.rendered(before, list(range(8000)), request), held={"p63": Held(500, 500)})
+    assert ours.saved(before, located, many) == pytest.approx(ours.stake(before, many), rel=5)
+    assert ours.saved(before, located, many) > 0.1
+
+
+def test_the_ranks_of_one_worker_are_a_choice_too() -> None:
+    ours = chooser()
+    worker = Endpoint("p", "prefill", "h", 1, ranks=2)
+    ours.ranks.seats = seats_of([worker])
+    request = chat()
+    before = ours.asked(request)
+    ours.exact.rely(16, frozenset({"p#0"}))
+    assert ours.stake(before, [worker]) == 0.0
+    ours.exact.rely(16, frozenset({"p#0", "p#1"}))
+    assert ours.stake(before, [worker]) > 0.05
+    ours.received(before, worker)
+    assert ours.stake(before, [worker]) > 0.02, "somewhere on the worker, it is thought"
+    located = replace(ours.rendered(before, list(range(8000)), request), held={"p#1": Held(500, 500)})
+    assert ours.saved(before, located, [worker]) > 0.1
 
 
 def test_renderers_serve_while_every_worker_is_of_their_revision() -> None:

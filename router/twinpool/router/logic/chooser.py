@@ -146,19 +146,28 @@ class Chooser:
 
     def stake(self, asked: Asked, workers: Sequence[Endpoint]) -> float:
         """Return the seconds that a prefill could cost less if it were known what ``workers`` hold of it."""
-        if not self.exact.size or len(workers) < 2:
+        if not self.exact.size or not workers:
             return 0.0
         chosen, candidates = self._candidates(asked, workers)
-        known = [self.exact.knows(worker.id) for worker in chosen]
-        return price.at_stake(asked.ask, candidates, self.foresight.prices, known)
+        if self.ranks.seats:  # the estimate is of a worker; the engine chooses a rank that may have nothing of it
+            candidates = tuple(
+                replace(one, cached=one.cached // worker.ranks, held=one.held // worker.ranks)
+                for worker, one in zip(chosen, candidates, strict=True)
+            )
+        caches = [self.ranks.caches(worker) for worker in chosen]
+        return price.at_stake(asked.ask, candidates, self.foresight.prices, caches)
 
     def saved(self, before: Asked, after: Asked, workers: Sequence[Endpoint]) -> float:
         """Return what the choice ``before`` it was known what ``workers`` hold would have cost more, in seconds."""
-        chosen, known = self._candidates(after, workers)
-        _, thought = self._candidates(replace(before, ask=after.ask), chosen)
         prices = self.foresight.prices
-        by_guess, by_word = (price.prefill_prices(after.ask, these, prices) for these in (thought, known))
-        return by_word[by_guess.index(min(by_guess))] - min(by_word)
+        guessed, thought = self._candidates(replace(before, ask=after.ask), workers)
+        costs = price.prefill_prices(after.ask, thought, prices)
+        guess = guessed[costs.index(min(costs))]
+        likely, _ = self._candidates(after, workers)
+        others = [each for each in likely if not each.seat and each.id != guess.id]
+        _, known = self._candidates(after, (guess, *others[: policy.MANY - 1]))
+        costs = price.prefill_prices(after.ask, known, prices)
+        return costs[0] - min(costs)
 
     def hands_off(self, asked: Asked, prefills: Sequence[Endpoint], decodes: Sequence[Endpoint]) -> bool:
         """Decide whether a request that could be split is; without a prefill worker the handoff's own rules say."""

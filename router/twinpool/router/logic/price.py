@@ -62,11 +62,11 @@ def prefill_prices(ask: Ask, candidates: Sequence[Candidate], prices: Prices) ->
     ]
 
 
-def at_stake(ask: Ask, candidates: Sequence[Candidate], prices: Prices, known: Sequence[bool]) -> float:
-    """Return how much lower the least price could be if it were known what the ``known`` workers hold; 0 if no other.
+def at_stake(ask: Ask, candidates: Sequence[Candidate], prices: Prices, caches: Sequence[int]) -> float:
+    """Return how much lower the least price could be if it were known what workers hold; 0 where that changes nothing.
 
-    That is the case where one of them, with all of the prompt, would be cheaper than the one that is the cheapest by
-    what is known now.
+    ``caches`` are those of each worker of which that can be known. At stake is what another cache than that of the
+    cheapest worker would save, if all of the prompt were in it.
     """
     weight = 1.0 + queueing(candidates)
     whole = prices.warm(ask.prompt, ask.prompt - 1, ask.prompt - 1)
@@ -76,7 +76,7 @@ def at_stake(ask: Ask, candidates: Sequence[Candidate], prices: Prices, known: S
     others = [
         one.backlog + one.load + weight * one.pace * whole
         for place, one in enumerate(candidates)
-        if known[place] and place != chosen
+        if caches[place] > (place == chosen)
     ]
     return max(0.0, now - min(others, default=now))
 

@@ -37,6 +37,12 @@ class Ranks:
         """Return what the rank has to do that a leg to ``worker`` comes to."""
         return self._ledger.seen(worker.id) if worker.ranks == 1 else load_at(self._ledger, worker)
 
+    def caches(self, worker: Endpoint) -> int:
+        """Return how many caches of a worker are known by events: one, or one for each rank."""
+        if worker.ranks == 1:
+            return int(self._exact.knows(worker.id))
+        return sum(self._exact.knows(seat.seat) for seat in self.seats.get(worker.id, ()))
+
     def known(self, asked: Asked, worker: Endpoint) -> Cached | None:
         """Return what a worker should hold by its events, also where its engine has contradicted them."""
         if asked.held is None:
