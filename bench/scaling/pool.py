@@ -32,7 +32,7 @@ BATCH = 64
 TTFT, ITL = 1.0, 0.03
 #: A run goes on so long until everything has been answered.
 _TAIL = 600
-#: What prefill groups may have to do in seconds, and how long the oldest request waits before the newest goes first.
+#: How long the oldest request waits in seconds before the newest goes first.
 _HALF = TTFT / 2
 #: How long a request may wait at the router.
 _PATIENCE = 30.0
@@ -48,6 +48,10 @@ class Rule(Protocol):
 
     def decide(self, pool: Pool) -> tuple[int, int]:
         """Return prefill and decode groups to have."""
+
+    def ahead(self, pool: Pool) -> float:  # noqa: ARG002 - of others it is
+        """Return the seconds that prefill groups may have to do before the router holds requests back."""
+        return _HALF
 
     def decodes(self, pool: Pool, request: Arrival, at: float) -> bool:  # noqa: ARG002 - of others it is
         """Return whether a decode group computes this prompt, if it can without breaking ITL."""
@@ -190,8 +194,8 @@ def _prefill(pool: Pool, rule: Rule) -> None:
     begin = pool.now - 1.0
     pool.sent = [prompt for prompt in pool.sent if prompt[1] > begin]
     pool.chunks = [chunk for chunk in pool.chunks if chunk[1] > begin]
-    while pool.prefill and pool.prefill[0] - _HALF <= pool.now:
-        found = _next(pool, max(begin, pool.prefill[0] - _HALF))
+    while pool.prefill and pool.prefill[0] - rule.ahead(pool) <= pool.now:
+        found = _next(pool, max(begin, pool.prefill[0] - rule.ahead(pool)))
         if found is None:
             return
         request, at = found

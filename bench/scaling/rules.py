@@ -14,6 +14,7 @@ from twinpool.operator.logic.scaling_step import Seen, State, advance
 from twinpool.operator.logic.scaling_window import Look, remembered, window
 from twinpool.operator.logic.target import limits
 from twinpool.router.logic import price
+from twinpool.router.logic.places import CROWDED, PREFILL_SHARE
 from twinpool.router.logic.policy import Ask, Candidate
 
 if TYPE_CHECKING:
@@ -144,10 +145,19 @@ class Ours(Rule):
         assert limits(self._pool, scaling).prefill[0] <= outcome.pair[0]
         return outcome.pair
 
+    def ahead(self, pool: Pool) -> float:
+        """See :class:`bench.scaling.pool.Rule`."""
+        return TTFT * PREFILL_SHARE[self._convertible and not self._crowded(pool)]
+
+    @staticmethod
+    def _crowded(pool: Pool) -> bool:
+        """Return whether hardly a place is left at decode groups, which then compute no prompts."""
+        return pool.admitted > CROWDED * pool.ready() * BATCH
+
     def decodes(self, pool: Pool, request: Arrival, at: float) -> bool:
         """See :class:`bench.scaling.pool.Rule`: by the router's price, of a prefill and a decode group as they are."""
         serving, ready = len(pool.prefill) - sum(at > pool.now for at in pool.starting), pool.ready()
-        if not self._convertible or not ready or pool.prefill[0] <= at or pool.admitted > 0.9 * ready * BATCH:
+        if not self._convertible or not ready or pool.prefill[0] <= at or self._crowded(pool):
             return False
         there = math.ceil(len(pool.sent) / max(1, serving))
         waits = pool.prefill[0] - at

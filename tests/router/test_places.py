@@ -18,34 +18,35 @@ ALONE = Elsewhere({})
 
 
 def config(**fields: object) -> RouterConfig:
-    return RouterConfig("p", "n", ("m",), **{"ttft": 1.0, "sequences": 64, **fields})  # type: ignore[arg-type]
+    return RouterConfig("p", "n", ("m",), **{"ttft": 1.0, "sequences": 64, "conditional": "always", **fields})  # type: ignore[arg-type]
 
 
 def workers(role: str, count: int) -> tuple[Endpoint, ...]:
-    return tuple(Endpoint(f"{role}{n}", "10.0.0.1", 8000, role, f"{role}{n}", "r1") for n in range(count))
+    return tuple(Endpoint(f"{role}{n}", role, "10.0.0.1", 8000) for n in range(count))
 
 
 P, D = workers("prefill", 2), workers("decode", 3)
 
 
 def test_an_engine_gets_what_it_runs_at_once_and_half_an_objective_of_prefill() -> None:
-    assert places(config(), P, D, ALONE, 1) == Places(192, 1.0)
-    assert places(config(queue_concurrency=10), P, D, ALONE, 1) == Places(30, 1.0), "what the pool says counts"
-    assert places(config(sequences=0), P, D, ALONE, 1) == Places(3 * 8192, 1.0)
+    assert places(config(), P, D, ALONE, 1) == Places(192, 1.0, 1.0)
+    assert places(config(queue_concurrency=10), P, D, ALONE, 1) == Places(30, 1.0, 1.0), "what the pool says counts"
+    assert places(config(sequences=0), P, D, ALONE, 1) == Places(3 * 8192, 1.0, 1.0)
     assert places(config(ttft=None), P, D, ALONE, 2) == Places(3 * 4096)
     assert places(config(), (), D, ALONE, 1) == Places(192, math.inf)
     assert places(config(), P, (), ALONE, 1) == Places(0)
+    assert places(config(conditional="auto"), P, D, ALONE, 1) == Places(192, 2.0, 1.0), "decode workers compute prompts"
     both = tuple(dataclasses.replace(worker, ranks=2) for worker in P)
-    assert places(config(), both, D, ALONE, 1) == Places(192, 2.0), "each rank reads for itself"
+    assert places(config(), both, D, ALONE, 1) == Places(192, 2.0, 2.0), "each rank reads for itself"
 
 
 def test_a_process_has_what_others_leave_and_its_equal_share_at_least() -> None:
     busy = Elsewhere({"decode0": Load(requests=50), "prefill1": Load(requests=10, prefill=200_000)}, 3)
-    assert places(config(), P, D, busy, 1) == Places(132, 0.8)
+    assert places(config(), P, D, busy, 1) == Places(132, 0.8, 0.8)
     assert places(config(), P, D, busy, 1, factor=2.0).prefill == pytest.approx(0.6)
     full = Elsewhere({"decode0": Load(requests=500), "prefill1": Load(prefill=9_000_000)}, 3)
-    assert places(config(), P, D, full, 1) == Places(48, 0.25)
-    assert places(config(), P, D, busy._replace(unheard=1), 1) == Places(48, 0.25), "nobody knows what that one has"
+    assert places(config(), P, D, full, 1) == Places(48, 0.25, 0.25)
+    assert places(config(), P, D, busy._replace(unheard=1), 1) == Places(48, 0.25, 0.25), "nobody knows its"
 
 
 @given(st.integers(1, 8), st.integers(0, 400), st.integers(1, 300))

@@ -91,7 +91,8 @@ class Admission:
     def _free(self) -> bool:
         if len(self._running) >= self._places.requests:
             return False
-        return self._places.prefill == math.inf or sum(self._computing.values()) < self._places.prefill
+        most = self._places.crowded if self.crowded else self._places.prefill
+        return most == math.inf or sum(self._computing.values()) < most
 
     def _send(self, job: Job) -> None:
         self._running.add(id(job))

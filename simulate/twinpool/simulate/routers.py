@@ -306,7 +306,7 @@ def _config(setup: Setup) -> RouterConfig:
     concurrency = setup.queue.concurrency if setup.queue is not None else 0
     return RouterConfig(
         pool="simulated", namespace="", models=(), queue_concurrency=concurrency, sequences=setup.sequences or 0,
-        ttft=setup.ttft,
+        ttft=setup.ttft, conditional="auto" if setup.conditional else "always",
     )  # fmt: skip
 
 

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from twinpool.core.protocol import RouterConfig
     from twinpool.router.logic.ledger import Load
 
-#: Share of the objective that the work of a prefill worker may take: the other half is for the request's own prefill.
-_SHARE: Final = 0.5
+#: What the prefill of a worker may take of the objective: half, since the other half is for the request itself; all of
+#: it where decode workers compute prompts, which they do only when those would wait. Chosen in simulation, among 0.5 to
+#: 1.3: less takes work from decode workers that have time for it, more makes everybody wait in vain.
+PREFILL_SHARE: Final = {False: 0.5, True: 1.0}
 #: Share of the places from which on there is no time for anything else at the workers. Chosen in simulation, among 0.7
 #: to 1: with it prompts that decode workers compute cost nobody a place.
 CROWDED: Final = 0.9
@@ -47,10 +49,14 @@ class Elsewhere(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Requests that a process may have at the workers, and seconds of prefill at prefill workers."""
+    """Requests that a process may have at the workers, and seconds of prefill at prefill workers.
+
+    ``crowded`` are those seconds while hardly a place is left, so that decode workers compute no prompts.
+    """
 
     requests: int
     prefill: float = math.inf
+    crowded: float = math.inf
 
 
 def places(
@@ -76,7 +82,8 @@ def places(
         return Places(requests)
     work = sum(elsewhere.loads[endpoint.id].backlog for endpoint in prefill if endpoint.id in elsewhere.loads)
     ranks = sum(endpoint.ranks for endpoint in prefill)  # each reads for itself
-    return Places(requests, _part(_SHARE * config.ttft * ranks, work * factor, elsewhere))
+    shares = PREFILL_SHARE[config.conditional == "auto"], PREFILL_SHARE[False]
+    return Places(requests, *(_part(share * config.ttft * ranks, work * factor, elsewhere) for share in shares))
 
 
 def _part(total: float, taken: float, elsewhere: Elsewhere) -> float:

@@ -53,7 +53,7 @@ class Admission:
         self._running = 0
         #: Seconds of prefill at prefill workers, and how many there may be before others wait.
         self._prefill = 0.0
-        self._most_prefill = math.inf
+        self._most_prefill = self._most_crowded = math.inf
         #: None while no worker serves: nobody waits then, everybody is told, unless requests are held.
         self._places: int | None = None
         self._ended = 0
@@ -82,9 +82,12 @@ class Admission:
         """Whether hardly a place is left."""
         return self._places is not None and self._running > CROWDED * self._places
 
-    def resize(self, places: int, prefill: float = math.inf) -> None:
-        """Set the number of places, 0 when no worker serves, and the seconds of prefill from which on others wait."""
-        self._most_prefill = prefill
+    def resize(self, places: int, prefill: float = math.inf, crowded: float = math.inf) -> None:
+        """Set the number of places, 0 when no worker serves.
+
+        ``prefill`` and ``crowded`` are seconds of prefill from which on others wait: see :class:`Places`.
+        """
+        self._most_prefill, self._most_crowded = prefill, crowded
         if places and self._places is None:
             self._served = self._loop.time()
         self._places = places or None
@@ -138,7 +141,9 @@ class Admission:
         """Whether one more may begin; while no worker serves, to be told so."""
         if self._places is None:
             return not self._hold
-        return self._running < self._places and self._prefill < self._most_prefill
+        return self._running < self._places and self._prefill < (
+            self._most_crowded if self.crowded else self._most_prefill
+        )
 
     def _begin(self, guest: Guest) -> None:
         self._running += 1
