@@ -83,7 +83,7 @@ def test_a_renderers_answers_are_read_as_vllm_writes_them() -> None:
 @pytest.mark.parametrize(
     "answer",
     [b"", b"{}", b"[]", b'[{"token_ids":[1]},{"token_ids":[2]}]', b'{"token_ids":[]}', b'{"token_ids":["1"]}',
-     b'{"token_ids":[1],"features":{"mm_hashes":{}}}'],
+     b'{"token_ids":[-1]}', b'{"token_ids":[1],"features":{"mm_hashes":{}}}'],
 )  # fmt: skip
 def test_answers_of_no_use_are_none(answer: bytes) -> None:
     assert read_rendered(answer) is None

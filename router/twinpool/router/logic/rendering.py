@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from twinpool.router.logic.request import Route
+from twinpool.router.logic.request import Route, token_ids
 
 if TYPE_CHECKING:
     from twinpool.router.logic.request import Request
@@ -74,7 +74,6 @@ class _Answer(msgspec.Struct):
 
 
 _answer = msgspec.json.Decoder(_Answer | list[_Answer]).decode
-_ids = msgspec.json.Decoder(list[int]).decode
 
 
 def read_rendered(body: bytes) -> Rendered | None:
@@ -83,7 +82,7 @@ def read_rendered(body: bytes) -> Rendered | None:
         found = _answer(body)
         if isinstance(found, list):
             (found,) = found
-        ids = _ids(found.token_ids)
+        ids = token_ids(found.token_ids)
     except (msgspec.DecodeError, ValueError):
         return None
     return Rendered(ids, bytes(found.token_ids)) if ids and bytes(found.features) == b"null" else None

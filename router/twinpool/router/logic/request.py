@@ -206,7 +206,8 @@ def _ids_member(ids: bytes, *, first: bool = False) -> bytes:
     return (b"" if first else b",") + b'"prompt_token_ids":' + ids + b"}"
 
 
-_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]).decode
+#: Reads a JSON list of token ids, which are as large as engines take them.
+token_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]).decode
 _ids_of_one = msgspec.json.Decoder(tuple[list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]]).decode
 
 
@@ -216,7 +217,7 @@ def prompt_ids(fields: Fields) -> list[int] | None:
     if prompt[:1] != b"[":
         return None
     try:
-        return _ids_of_one(prompt)[0] if prompt[1:].lstrip(b" \t\r\n")[:1] == b"[" else _ids(prompt)
+        return _ids_of_one(prompt)[0] if prompt[1:].lstrip(b" \t\r\n")[:1] == b"[" else token_ids(prompt)
     except msgspec.DecodeError:
         return None
 
