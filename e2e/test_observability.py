@@ -29,6 +29,7 @@ from monitoring.picture import DARK, LIGHT, Line, draw, named
 from monitoring.rules import ALERTS, unit_tests
 from twinpool.cli.__main__ import main
 from twinpool.core import protocol
+from twinpool.core.distance import Place
 from twinpool.core.metrics.page import DECLARED
 from twinpool.demo.client import get, post, stream
 from twinpool.demo.scenario import OPERATOR_NAMESPACE, condition, pods, pool, router_url
@@ -311,3 +312,30 @@ def test_alerts_fire_when_they_must_and_only_then(prometheus_binaries: Path, tmp
         [prometheus_binaries / "promtool", "test", "rules", tests], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_explain_shows_what_routers_are_at_and_how_far_workers_are(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(served.cluster.kubeconfig))
+    monkeypatch.setenv("PATH", f"{Path(served.cluster.kubectl_path).parent}:{os.environ['PATH']}")
+
+    def places() -> list[Place | None]:
+        workers = [pod for role in protocol.ROLES for pod in pods(served.cluster, served.namespace, NAME, role)]
+        said = [(pod["metadata"].get("annotations") or {}).get(protocol.ANNOTATION_PLACE, "") for pod in workers]
+        return [Place.from_json(text) for text in said]
+
+    wait_until(lambda: all(places()), 60, "the operator has told where each leader is")
+    base = router_url(served.cluster, served.namespace, NAME)
+    ask = ["explain", NAME, "-n", served.namespace, "--routing", "--seconds", "0", "-o", "json"]
+    assert main(ask) == 0  # choices are kept from here on
+    capsys.readouterr()
+    body = {"model": MODEL, "prompt": "which worker will it be?", "max_tokens": 2, "prompt_cache_key": "mine"}
+    assert post(f"{base}/v1/completions", body).status == 200
+    assert main(ask) == 0
+    ((router, shown),) = json.loads(capsys.readouterr().out).items()
+    assert shown["debug"]["policy"] == "price", router
+    kept = [choice for process in shown["decisions"]["processes"] for choice in process["decisions"]]
+    assert {choice["choice"] for choice in kept} == {"prefill", "decode"}
+    assert main(ask[:-2]) == 0
+    assert "last choices" in capsys.readouterr().out
