@@ -1,4 +1,7 @@
-"""The real vLLM over two tensor- or data-parallel ranks, in one pod and in two; a lost rank restarts both."""
+"""The real vLLM over two tensor- or data-parallel ranks, in one pod and in two; a lost rank restarts both.
+
+And the router in front of data-parallel ones: it knows what each holds, and names the rank on both hops.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinpool.core.protocol import Leader
+from twinpool.core.protocol import KV_EVENTS_PORT, KV_REPLAY_PORT, ROLES, Leader
+from twinpool.demo.client import get, post
 from twinpool.localcluster.progress import Progress
 from twinpool.localcluster.waiting import wait_until
 from twinpool.localengine.models import TINY_MOE, ensure_model
 from twinpool.localengine.pod import LauncherPod, end, tiny_config
+from twinpool.localengine.router import admin, routing
 from twinpool.worker.inject import inject
 from twinpool.worker.logic import load
 
@@ -24,6 +29,12 @@ if TYPE_CHECKING:
     from twinpool.localengine.layout import Engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+#: A prompt of token ids, and how many whole blocks of vLLM's size on a CPU it has.
+IDS = list(range(10, 710))
+BLOCK, BLOCKS = 128, 5
+GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 16, "ignore_eos": True}
+EVENTS = {"kvEvents": KV_EVENTS_PORT, "kvReplay": KV_REPLAY_PORT}
 
 PROMPT = " ".join(f"word{i} alpha beta" for i in range(20))
 
@@ -38,7 +49,8 @@ def start(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     def _start(environment: dict[str, str] | None = None, **changes: Any) -> LauncherPod:
         number = len(started) + 1
         ip = f"127.{144 + os.getpid() % 16}.{os.getpid() // 16 % 256}.{number}"
-        settings = tiny_config(connector=None, role="aggregated", python=str(engine.python), **changes)
+        fixed = {"connector": None, "role": "aggregated", "python": str(engine.python)}
+        settings = tiny_config(**{**fixed, **changes})
         started.append(LauncherPod(engine, zipapp, folder / str(number), ip, settings, environment))
         return started[-1]
 
@@ -61,6 +73,24 @@ def answer(pod: LauncherPod, headers: dict[str, str] | None = None) -> str:
     body = {"model": "tiny", "temperature": 0, "prompt": PROMPT, "max_tokens": 16, "ignore_eos": True}
     with pod.open("/v1/completions", body, headers) as got:
         return str(json.load(got)["choices"][0]["text"])
+
+
+def copies(pod: LauncherPod) -> dict[str, Any]:
+    """Return what the counters of each data-parallel rank say that it has done."""
+    return {work.engine: work.marks for work in load.work(pod.metrics())}
+
+
+def complete_at(pod: LauncherPod, rank: int, prompt: list[int]) -> dict[str, Any]:
+    """Have a rank complete a prompt of token ids."""
+    with pod.open("/v1/completions", {**GREEDY, "prompt": prompt}, {"X-data-parallel-rank": str(rank)}) as got:
+        completion: dict[str, Any] = json.load(got)
+    return completion
+
+
+def rank_holds(ip: str, pod: LauncherPod, rank: int) -> bool:
+    """Return whether the router at ``ip`` relies on all ranks of a worker, of which one holds the prompt."""
+    (found,) = (each for each in admin(ip, "index")["endpoints"] if each["name"] == f"{pod.ip}:8000")
+    return bool(found["relied"] and found["ranks"][rank]["blocks"] >= BLOCKS)
 
 
 def group(start: Callable[..., LauncherPod], file: Path, **changes: Any) -> list[LauncherPod]:
@@ -86,11 +116,11 @@ def group(start: Callable[..., LauncherPod], file: Path, **changes: Any) -> list
 
 def check_copies(leader: LauncherPod, alone: str) -> None:
     """Ask each of two data-parallel ranks behind one endpoint; each counts for itself."""
-    before = {work.engine: work.marks for work in load.work(leader.metrics())}
+    before = copies(leader)
     assert sorted(before) == ["0", "1"]
     for number in ("0", "1"):
         assert answer(leader, {"X-data-parallel-rank": number}) == alone
-        after = {work.engine: work.marks for work in load.work(leader.metrics())}
+        after = copies(leader)
         assert after[number] != before[number], f"rank {number} answered"
         before = after
     assert "twinpool_worker_engine_restarts_total 0" in leader.get("/metrics")[1]
@@ -106,9 +136,58 @@ def test_two_copies_in_one_pod_answer_as_one_does(start: Callable[..., LauncherP
 def test_two_copies_in_two_pods_have_one_endpoint(
     start: Callable[..., LauncherPod], alone: str, tmp_path: Path
 ) -> None:
-    pods = group(start, tmp_path / "leader", data=2)
+    pods = group(start, tmp_path / "leader", data=2, kv_events=True)
     check_copies(pods[0], alone)
+    worker = {"role": "decode", "host": pods[0].ip, "ranks": 2, "rankHosts": [pod.ip for pod in pods]}
+    ip = f"{pods[0].ip.rpartition('.')[0]}.200"
+    with routing(tmp_path, ip, [{**worker, **EVENTS}], policy="price", disaggregated=False) as url:
+        leader = pods[0]
+        held = complete_at(leader, 1, IDS)
+        assert held["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        wait_until(lambda: rank_holds(ip, leader, 1), 60, "the router knows what the rank in the other pod holds")
+        before = copies(leader)
+        answer = post(f"{url}/v1/completions", {**GREEDY, "prompt": IDS}).json()
+        assert answer["choices"] == held["choices"]
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == BLOCKS * BLOCK
+        after = copies(leader)
+        assert (after["0"] == before["0"], after["1"] == before["1"]) == (True, False), (
+            "the rank that holds it answered"
+        )
     end(*(pod.process for pod in pods))
+
+
+def test_a_handoff_from_and_to_a_rank_is_pulled_from_the_one_that_prefilled(
+    start: Callable[..., LauncherPod], tmp_path: Path
+) -> None:
+    # Two preflights at a time would want one port of this machine.
+    shared = {"data": 2, "kv_events": True, "connector": "nixl", "preflight": False}
+    pods = {role: start(role=role, **shared) for role in ROLES}
+    for pod in pods.values():
+        pod.wait_ready()
+    prefill, decode = pods.values()
+    ip = f"{prefill.ip.rpartition('.')[0]}.201"
+    workers = [{"role": role, "host": pod.ip, "ranks": 2, **EVENTS} for role, pod in pods.items()]
+    with routing(tmp_path, ip, workers, policy="price") as url:
+        complete_at(prefill, 1, IDS)
+        wait_until(lambda: rank_holds(ip, prefill, 1), 60, "the router knows what the prefill rank holds")
+        texts = []
+        for number in range(2):
+            if number:
+                at_decode = "the router knows what a rank of decode has pulled"
+                wait_until(lambda: any(rank_holds(ip, decode, rank) for rank in range(2)), 60, at_decode)
+            before, pulled = copies(prefill), decode.prompt_tokens_by_source().get("external_kv_transfer", 0)
+            text = post(f"{url}/v1/completions", {**GREEDY, "prompt": [*IDS, number]}).json()["choices"][0]["text"]
+            assert decode.prompt_tokens_by_source()["external_kv_transfer"] > pulled, "its KV came over the wire"
+            after = copies(prefill)
+            assert (after["0"] == before["0"], after["1"] == before["1"]) == (True, False), (
+                "the rank that holds it read"
+            )
+            texts.append(text)
+        chosen = get(f"http://{ip}:8081/metrics")
+    assert texts == [complete_at(prefill, 0, [*IDS, number])["choices"][0]["text"] for number in range(2)]
+    assert 'twinpool_router_rank_choices_total{role="prefill",by="router"} 2' in chosen
+    assert 'twinpool_router_rank_choices_total{role="decode",by="router"} 1' in chosen
+    end(*(pod.process for pod in pods.values()))
 
 
 def test_two_ranks_in_one_pod_answer_as_one_does(start: Callable[..., LauncherPod], alone: str) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -14,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from twinpool.core.protocol import ROUTER_CONFIG_ENV, RouterConfig
-from twinpool.demo.client import get, post
+from twinpool.demo.client import post
 from twinpool.localcluster.waiting import wait_until
 from twinpool.localengine.pod import LauncherPod, end, tiny_config
+from twinpool.localengine.router import routing
 from twinpool.worker.inject import inject
 
 if TYPE_CHECKING:
@@ -85,29 +82,12 @@ def router(engine: Engine, collector: Collector, tmp_path_factory: pytest.TempPa
     for number, role in enumerate(("prefill", "decode"), 1):
         settings = tiny_config(role=role, python=str(engine.python), tracing_url=collector.url)
         pods.append(LauncherPod(engine, zipapp, folder / role, address(number), settings))
-    workers = folder / "workers.json"
-    workers.write_text(
-        json.dumps([{"role": r, "host": p.ip, "port": 8000} for r, p in zip(("prefill", "decode"), pods, strict=True)])
-    )
-    config = RouterConfig("p", "n", ("tiny",), drain_timeout=5.0, tracing_url=collector.url, tracing_sampling=0.0)
-    command = [sys.executable, "-m", "twinpool.router", "--host", address(3), "--endpoints", str(workers)]
+    workers = [{"role": r, "host": p.ip} for r, p in zip(("prefill", "decode"), pods, strict=True)]
     with contextlib.ExitStack() as stack:
         stack.callback(end, *(pod.process for pod in pods))
         for pod in pods:
             pod.wait_ready()
-        environment = {**os.environ, ROUTER_CONFIG_ENV: config.to_json(), "POD_IP": address(3)}
-        process = subprocess.Popen(command, env=environment)
-        stack.callback(end, process)
-        wait_until(lambda: _admits_both(address(3)), 60, "the router admits both workers")
-        yield f"http://{address(3)}:8000"
-
-
-def _admits_both(host: str) -> bool:
-    try:
-        found = json.loads(get(f"http://{host}:8081/admin/endpoints"))["endpoints"]
-    except OSError:
-        return False
-    return len(found) == 2 and all(entry["admitted"] for entry in found)
+        yield stack.enter_context(routing(folder, address(3), workers, tracing_url=collector.url, tracing_sampling=0.0))
 
 
 def test_an_engines_span_is_a_child_of_the_leg_that_reached_it(router: str, collector: Collector) -> None:

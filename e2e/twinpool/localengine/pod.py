@@ -134,9 +134,13 @@ class LauncherPod:
             return answer.read().decode()
 
     def prompt_tokens_by_source(self) -> dict[str, float]:
-        """Return where the tokens of prompts came from so far."""
-        lines = [line for line in self.metrics().splitlines() if "prompt_tokens_by_source_total{" in line]
-        return {line.split('source="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+        """Return where the tokens of prompts came from so far, over all data-parallel ranks."""
+        found: dict[str, float] = {}
+        for line in self.metrics().splitlines():
+            if "prompt_tokens_by_source_total{" in line:
+                source = line.split('source="')[1].split('"')[0]
+                found[source] = found.get(source, 0.0) + float(line.split()[-1])
+        return found
 
 
 def end(*processes: subprocess.Popen[bytes]) -> None:

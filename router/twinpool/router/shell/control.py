@@ -195,7 +195,7 @@ class Control:
 
     def _tell_relied(self) -> None:
         size, endpoints = self._followers.relied
-        log.info("routing relies on the KV events of %d workers", len(endpoints))
+        log.info("routing relies on the KV events of %d engines", len(endpoints))
         for child in self._children:
             child.tell(channel.Relied(size, endpoints))
 
