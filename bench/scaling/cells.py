@@ -43,13 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.list:
             print("\n".join(cells))
             return 0
+        places = []
         for name in arguments.run or cells:
             if name not in cells:
                 raise InvalidValue(f"there is no cell {name!r}", "see --list")
-            place = _read(arguments.out, Place(cells[name], 1))
+            places.append(_read(arguments.out, Place(cells[name], 1)))
             if arguments.again is not None:
-                place.forget(arguments.again)
-            _run(place, arguments.seeds, arguments.rules, arguments.out)
+                places[-1].forget(arguments.again)
+        # Seed by seed, so that whatever there is can be compared.
+        for number in range(arguments.seeds):
+            for place in places:
+                _take(place, number, arguments.rules, arguments.out)
+            print(f"{number + 1} seeds of {len(places)} cells", flush=True)
     except TwinpoolError as error:
         print(f"bench.scaling.cells: {error}", file=sys.stderr)
         return 2
@@ -68,16 +73,14 @@ def _read(folder: Path, place: Place) -> Place:
     return place
 
 
-def _run(place: Place, seeds: int, rules: str, folder: Path) -> None:
+def _take(place: Place, number: int, rules: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(seeds):
-        place.take(number, rules)
-        kept = [
-            (name, knob, [(run.attained, run.gpu_hours, run.changes) for run in runs])
-            for (name, knob), runs in place.found.items()
-        ]
-        _file(folder, place).write_text(json.dumps(kept))
-        print(f"{place.workload.name}: {number + 1} seeds", flush=True)
+    place.take(number, rules)
+    kept = [
+        (name, knob, [(run.attained, run.gpu_hours, run.changes) for run in runs])
+        for (name, knob), runs in place.found.items()
+    ]
+    _file(folder, place).write_text(json.dumps(kept))
 
 
 def _report(folder: Path) -> int:
