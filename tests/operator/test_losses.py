@@ -29,11 +29,11 @@ def test_a_group_that_is_wanted_and_serves_no_more_is_lost_for_a_day() -> None:
 
 
 def test_a_spare_group_is_had_when_losses_cost_more_than_may_miss() -> None:
-    # Half of four groups for 60 s of an hour: 0.8 % of the requests; for 90 s 1.25 %.
+    # Half of four groups for 360 s of six hours: 0.8 % of the requests; for 540 s 1.25 %.
     losses = (Loss(0.0, 0, 2, 4),)
-    assert spares(losses, 0.0, 600.0, 60.0, 0.01) == (0, 0)
-    assert spares(losses, 0.0, 600.0, 90.0, 0.01) == (1, 0)
-    assert spares(losses, 0.0, 2 * LEAST, 90.0, 0.01) == (0, 0), "the rarer they are the less they cost"
+    assert spares(losses, 0.0, 600.0, 360.0, 0.01) == (0, 0)
+    assert spares(losses, 0.0, 600.0, 540.0, 0.01) == (1, 0)
+    assert spares(losses, 0.0, 2 * LEAST, 540.0, 0.01) == (0, 0), "the rarer they are the less they cost"
     assert spares(losses * 8, 0.0, 10 * LEAST, 600.0, 0.001) == (2, 0)
     assert spares((Loss(0.0, 1, 1, 1),), 0.0, 60.0, 600.0, 0.01) == (0, 1)
     assert spares((), 0.0, 60.0, 600.0, 0.01) == (0, 0)

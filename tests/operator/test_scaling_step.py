@@ -118,7 +118,7 @@ def test_groups_that_were_lost_are_worth_a_spare_as_long_as_starts_are_long(pool
     ours.looks(arriving(), 200)
     needed = ours.target
     for lost, served in ((False, needed), (True, (needed[0] // 2, needed[1]))):
-        outcome = ours.look(arriving(), 200.0, serving=served)
+        outcome = ours.look(arriving(), 900.0, serving=served)
         assert ("2 prefill more, since groups were lost lately" in outcome.words) == lost
     assert ours.looks(arriving(), 200).pair == needed, "at once there is another one: starts take no time here"
 
