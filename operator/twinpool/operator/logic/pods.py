@@ -196,8 +196,8 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
             {"name": port, "containerPort": number, "protocol": "TCP"}
             for port, number in (_PORTS | _EVENT_PORTS if pool.spec.engine.kv_events else _PORTS).items()
         ],
-        "readinessProbe": _probe("/readyz", period=1, failures=1),
-        "livenessProbe": _probe("/healthz", period=10, failures=6),
+        "readinessProbe": probe("/readyz", protocol.LAUNCHER_PORT_NAME, period=1, failures=1),
+        "livenessProbe": probe("/healthz", protocol.LAUNCHER_PORT_NAME, period=10, failures=6),
         "resources": _resources(pool, role),
         "securityContext": RESTRICTED,
         "terminationMessagePath": "/dev/termination-log",
@@ -212,9 +212,10 @@ def _engine_container(pool: InferencePool, name: str, role: WorkerRole, settings
     }
 
 
-def _probe(path: str, period: int, failures: int) -> Template:
+def probe(path: str, port: str, period: int, failures: int) -> Template:
+    """Return a probe over HTTP at the port of this name, each ``period`` seconds."""
     return {
-        "httpGet": {"path": path, "port": protocol.LAUNCHER_PORT_NAME},
+        "httpGet": {"path": path, "port": port},
         "periodSeconds": period,
         "timeoutSeconds": 5,
         "failureThreshold": failures,

@@ -17,7 +17,7 @@ from twinpool.operator.logic.conditions import Statement
 from twinpool.operator.logic.failures import first_failure
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.pod_defaults import with_defaults
-from twinpool.operator.logic.pods import LAUNCHER_VOLUME, RESTRICTED, enforced, environment, inject_container
+from twinpool.operator.logic.pods import LAUNCHER_VOLUME, RESTRICTED, enforced, environment, inject_container, probe
 from twinpool.operator.logic.worker_objects import headless_service
 
 if TYPE_CHECKING:
@@ -137,9 +137,14 @@ def _container(pool: InferencePool, settings: Settings) -> Body:
         "command": [engine.python, protocol.LAUNCHER_ZIPAPP, "render"],
         "env": environment(pool, "decode", alone, settings.version),
         "ports": [{"name": protocol.ENGINE_PORT_NAME, "containerPort": protocol.ENGINE_PORT, "protocol": "TCP"}],
-        "startupProbe": _probe(_STARTUP_PERIOD, int(parse_duration(role.startup_timeout)) // _STARTUP_PERIOD + 1),
-        "readinessProbe": _probe(2, 1),
-        "livenessProbe": _probe(10, 6),
+        "startupProbe": probe(
+            "/health",
+            protocol.ENGINE_PORT_NAME,
+            _STARTUP_PERIOD,
+            int(parse_duration(role.startup_timeout)) // _STARTUP_PERIOD + 1,
+        ),
+        "readinessProbe": probe("/health", protocol.ENGINE_PORT_NAME, 2, 1),
+        "livenessProbe": probe("/health", protocol.ENGINE_PORT_NAME, 10, 6),
         "resources": {
             "requests": {"cpu": renderer.resources.cpu, "memory": renderer.resources.memory},
             "limits": {"memory": renderer.resources.memory},
@@ -151,13 +156,4 @@ def _container(pool: InferencePool, settings: Settings) -> Body:
             {"name": LAUNCHER_VOLUME, "mountPath": protocol.INJECT_DIRECTORY, "readOnly": True},
             *weights.mounts(pool),
         ],
-    }
-
-
-def _probe(period: int, failures: int) -> Body:
-    return {
-        "httpGet": {"path": "/health", "port": protocol.ENGINE_PORT_NAME},
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
     }

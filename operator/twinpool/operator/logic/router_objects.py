@@ -11,7 +11,7 @@ from twinpool.operator.logic import names
 from twinpool.operator.logic.engine_limits import adapter_slots, sequences
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.pod_defaults import with_defaults
-from twinpool.operator.logic.pods import downward_env, enforced
+from twinpool.operator.logic.pods import downward_env, enforced, probe
 from twinpool.operator.logic.renderer_objects import wanted as renderers
 from twinpool.operator.logic.timing import router_drain, router_grace
 
@@ -184,8 +184,8 @@ def _container(pool: InferencePool, settings: Settings) -> Body:
             {"name": protocol.ROUTER_PORT_NAME, "containerPort": protocol.ROUTER_PORT, "protocol": "TCP"},
             {"name": protocol.ROUTER_ADMIN_PORT_NAME, "containerPort": protocol.ROUTER_ADMIN_PORT, "protocol": "TCP"},
         ],
-        "readinessProbe": _probe("/ready", period=1, failures=1),
-        "livenessProbe": _probe("/health", period=10, failures=6),
+        "readinessProbe": probe("/ready", protocol.ROUTER_ADMIN_PORT_NAME, period=1, failures=1),
+        "livenessProbe": probe("/health", protocol.ROUTER_ADMIN_PORT_NAME, period=10, failures=6),
         "resources": {
             "requests": {"cpu": resources.cpu, "memory": resources.memory},
             "limits": {"memory": resources.memory},
@@ -193,13 +193,4 @@ def _container(pool: InferencePool, settings: Settings) -> Body:
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"volumeMounts": mounts} if mounts else {}),
-    }
-
-
-def _probe(path: str, period: int, failures: int) -> Body:
-    return {
-        "httpGet": {"path": path, "port": protocol.ROUTER_ADMIN_PORT_NAME},
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
     }
