@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from twinpool.operator.logic.scaling import Pair
 
 #: Seconds for which a loss is remembered, the least time that losses are spread over, and how many are kept. With an
-#: hour in place of six the design workloads of the scaling benchmark that lose groups once took a quarter more GPU hours
+#: hour in place of six, design workloads of the scaling benchmark that lose groups once took a quarter more GPU hours
 #: with as many requests in objectives.
 MEMORY, LEAST, _MOST = 86_400.0, 21_600.0, 100
 
