@@ -137,6 +137,16 @@ def test_groups_that_are_lost_cost_what_they_were_doing(run: Run, capsys: pytest
     assert pairs == [(2, 1), (2, 0), (0, 0), (0, 1), (1, 1), (2, 1)]
 
 
+def test_a_rollout_in_the_middle_is_played(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("-o", "json", "--roll", "8s", "--start", "3s") == 0
+    (only,) = json.loads(capsys.readouterr().out)["runs"][:1]
+    pairs = [(entry["prefill"], entry["decode"]) for entry in only["groups"]]
+    assert pairs[0] == pairs[-1] == (1, 1)
+    assert min(pairs) == (1, 1)
+    assert len(pairs) > 2
+    assert only["attainment"] == 1.0
+
+
 def test_lines_that_cannot_be_read_are_named_and_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "\n".join([json.dumps(LOGGED[0]), "oops", *['{"time": 1}'] * 11, json.dumps(LOGGED[1])])
     assert run(lines=lines) == 0
@@ -159,6 +169,7 @@ def test_lines_that_cannot_be_read_are_named_and_left_out(run: Run, capsys: pyte
         (["--pairs", "1:3,0:2"], {}, "write PREFILL:DECODE"),
         (["--pairs", "3"], {}, "write PREFILL:DECODE"),
         (["--start", "fast"], {}, "write durations such as 90s"),
+        (["--roll", "later"], {}, "write durations such as 90s"),
         (["--lose", "10m"], {}, "AT:ROLE[:COUNT]"),
         (["--lose", "10m:router"], {}, "AT:ROLE[:COUNT]"),
         (["--lose", "10m:decode:many"], {}, "AT:ROLE[:COUNT]"),

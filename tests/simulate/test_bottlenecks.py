@@ -141,7 +141,7 @@ def _hits(jobs: list[Job]) -> float:
 
 def _prefill(pool: simulated.Pool, jobs: list[Job], seen: Timeline, blocks: int) -> list[Worker]:
     found = []
-    for member in pool.fleet.prefill.serving:
+    for member in pool.prefill:
         name, worker = member.name, member.engine
         mine = [id(job) for job in jobs if seen.prefilled_by[id(job)] == id(worker)]
         busy = sum(seen.prefilled[key] - seen.submitted[key] for key in mine) / jobs[-1].request.arrival
@@ -151,7 +151,7 @@ def _prefill(pool: simulated.Pool, jobs: list[Job], seen: Timeline, blocks: int)
 
 def _decode(pool: simulated.Pool, jobs: list[Job], seen: Timeline) -> list[Worker]:
     found = []
-    for member in pool.fleet.decode.serving:
+    for member in pool.decode:
         name, worker = member.name, member.engine
         mine = [job for job in jobs if seen.decoded_by[id(job)] == id(worker)]
         tokens = sum(job.request.output - 1 for job in mine)
@@ -209,7 +209,7 @@ def test_decode_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hot_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(pool: simulated.Pool) -> None:
-        pool.fleet.decode.serving[2].engine._prices = ASSUMED.scaled(12)
+        pool.decode[2].engine._prices = ASSUMED.scaled(12)
 
     found = find(observe(monkeypatch, poisson(400, 8), spoil=spoil))
     assert (found.cause, found.within_objectives) == ("hot worker", False)

@@ -16,7 +16,7 @@ from twinpool.simulate.cache import Cache
 from twinpool.simulate.clock import Clock
 from twinpool.simulate.engines import DecodeWorker, Job, PrefillWorker
 from twinpool.simulate.fleet import Fleet, Life, Loss
-from twinpool.simulate.pool import Setup, play
+from twinpool.simulate.pool import Pool, Setup, play
 from twinpool.simulate.traces import Request
 
 if TYPE_CHECKING:
@@ -59,13 +59,11 @@ def test_a_group_that_is_let_go_stays_a_while_and_serves_at_once_when_it_is_miss
     clock.run(31.0)
     assert groups.course == [(0.0, (2, 1)), (10.0, (1, 1)), (30.0, (2, 1))]
     clock.at(40.0, lambda: groups.resize((1, 1), {"p1": 5}))
-    for moment in (69.0, 71.0):
-        clock.at(moment, lambda: groups.resize((1, 1), {}))
-    clock.run(70.0)
+    clock.run(69.5)
     assert len(groups.prefill.members) == 2
     clock.run(72.0)
     assert [member.name for member in groups.prefill.members] == ["p1"], "the other one had nothing to do"
-    assert groups.gpu_hours(100.0) == pytest.approx((100 + 100 + 71) / 3600)
+    assert groups.gpu_hours(100.0) == pytest.approx((100 + 100 + 70) / 3600)
     assert groups.gpu_hours(50.0) == pytest.approx(150 / 3600)
 
 
@@ -85,8 +83,7 @@ def test_what_the_budget_does_not_hold_comes_when_others_have_gone() -> None:
     groups.prefill.members[1].engine.held = 1
     groups.resize((1, 2), {"p0": 9})
     assert len(groups.decode.members) == 1, "p1 still holds KV that somebody is to pull"
-    groups.prefill.members[1].engine.held = 0
-    clock.at(20.0, lambda: groups.resize((1, 2), {}))
+    clock.at(19.5, lambda: setattr(groups.prefill.members[1].engine, "held", 0))
     clock.run()
     assert groups.course == [(0.0, (2, 1)), (0.0, (1, 1)), (30.0, (1, 2))]
 
@@ -95,13 +92,14 @@ def test_what_the_budget_does_not_hold_comes_when_others_have_gone() -> None:
 @given(
     targets=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12),
     losses=st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["prefill", "decode"]), st.integers(1, 3))),
+    rolls=st.lists(st.floats(1, 300), max_size=3),
     budget=st.integers(2, 9),
 )
 def test_the_budget_is_never_exceeded_and_numbers_are_reached(
-    targets: list[Pair], losses: list[tuple[int, str, int]], budget: int
+    targets: list[Pair], losses: list[tuple[int, str, int]], rolls: list[float], budget: int
 ) -> None:
     lost = tuple(Loss(float(at), role, count) for at, role, count in losses)  # type: ignore[arg-type]
-    clock, groups = fleet(Life(30.0, lost, (1, 2), budget, 20.0))
+    clock, groups = fleet(Life(30.0, lost, (1, 2), budget, 20.0, tuple(rolls)))
     groups.begin((0, 1))
 
     def held() -> int:
@@ -114,12 +112,13 @@ def test_the_budget_is_never_exceeded_and_numbers_are_reached(
 
     for number, pair in enumerate(targets):
         clock.at(25.0 * number, lambda pair=pair: resize(pair))  # type: ignore[misc]
-    clock.run(400.0)
-    groups.resize(groups.target, {})
-    clock.run(500.0)
-    groups.resize(groups.target, {})
+    for second in range(0, 1500, 5):
+        clock.run(float(second))
+        assert held() <= budget
     clock.run()
     assert groups.there() == groups.serving() == groups.target
+    members = (*groups.prefill.members, *groups.decode.members)
+    assert {member.revision for member in members} <= {f"r{len(rolls)}"}
     assert not groups.busy()
 
 
@@ -221,20 +220,51 @@ def test_a_pull_to_a_lost_decode_group_is_asked_anew_when_it_ends() -> None:
     assert not source.busy
 
 
+def test_a_new_revision_replaces_all_groups_in_pairs_and_breaks_no_request() -> None:
+    setup = replace(SETUP, life=Life(10.0, rolls=(20.0,)))
+    played = play(few(40, apart=2.0), setup)
+    assert all(job.finish < math.inf for job in played.jobs)
+    assert min(pair for _, pair in played.course) == (2, 2), "maxUnavailable is 0"
+    assert max(sum(pair) for _, pair in played.course) <= 6
+    assert played.gpu_hours > play(few(40, apart=2.0), SETUP).gpu_hours
+
+
+def test_kv_goes_over_within_a_revision() -> None:
+    clock = Clock()
+    pool = Pool(replace(SETUP, life=Life(10.0, rolls=(5.0,))), clock)
+    seen: set[tuple[int, int]] = set()
+    for second in range(60):
+        clock.run(float(second))
+        revisions = {member.revision for member in pool.decode}
+        assert all(member.revision in revisions for member in pool.prefill)
+        seen.add((len(pool.prefill), len(revisions)))
+    assert max(count for _, count in seen) == 2, "for a while both revisions serve"
+    assert {member.revision for member in (*pool.prefill, *pool.decode)} == {"r1"}
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     losses=st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["prefill", "decode"]), st.integers(1, 2))),
+    rolls=st.lists(st.floats(0, 40), max_size=2),
     seed=st.integers(0, 99),
     conditional=st.booleans(),
 )
-def test_whatever_is_lost_each_request_is_answered_or_was_broken_off(
-    losses: list[tuple[float, str, int]], seed: int, conditional: bool
+def test_whatever_is_lost_or_replaced_each_request_is_answered_or_was_broken_off(
+    losses: list[tuple[float, str, int]], rolls: list[float], seed: int, conditional: bool
 ) -> None:
     dice = Random(seed)
     trace = [Request(dice.uniform(0, 30), dice.randrange(1, 4000), dice.randrange(1, 200)) for _ in range(60)]
     lost = tuple(Loss(at, role, count) for at, role, count in losses)  # type: ignore[arg-type]
     setup = Setup(
-        ASSUMED, 2, 2, 100_000, 50_000, routers=2, exchange=0.2, conditional=conditional, life=Life(5.0, lost)
+        ASSUMED,
+        2,
+        2,
+        100_000,
+        50_000,
+        routers=2,
+        exchange=0.2,
+        conditional=conditional,
+        life=Life(5.0, lost, rolls=tuple(rolls)),
     )
     played = play(sorted(trace, key=lambda request: request.arrival), setup)
     assert all(job.first < math.inf for job in played.jobs)

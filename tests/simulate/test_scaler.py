@@ -102,6 +102,14 @@ def test_lost_groups_come_again() -> None:
     assert sum(after[-1]) > sum(after[0])
 
 
+def test_a_rollout_while_numbers_follow_the_work_breaks_no_request_and_keeps_the_budget() -> None:
+    spec = pool(gpuBudget=9)
+    found = played(RISE, spec, life=life_of(spec, 20.0, rolls=(150.0,)))
+    assert all(job.finish < float("inf") for job in found.jobs if job.first < float("inf"))
+    assert max(sum(pair) for _, pair in found.course) <= 9
+    assert score(found.jobs, 1.0, 0.03).attainment > 0.95
+
+
 def test_a_pool_that_went_to_zero_comes_back_with_the_next_request() -> None:
     role = {"min": 0, "max": 4}
     spec = pool(prefill=role, decode=role, stabilization={"scaleIn": "30s"})
@@ -125,5 +133,5 @@ def test_the_life_of_a_pool_is_what_its_spec_says() -> None:
     fixed = InferencePool.model_validate(
         {"metadata": {"name": "p"}, "spec": {"model": {"name": "m"}, "prefill": {}, "decode": {"replicas": 1}}}
     )
-    assert life_of(fixed, 5.0, ()) == Life(5.0, (), (1, 1), None, 60.0)
+    assert life_of(fixed, 5.0, ()) == Life(5.0, (), (1, 1), None, 0.0)
     assert life_of(pool(gpuBudget=9), 5.0, [Loss(1.0, "decode")]) == Life(5.0, (Loss(1.0, "decode"),), (1, 1), 9, 30.0)

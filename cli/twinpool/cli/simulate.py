@@ -74,7 +74,7 @@ class Question:
 class Tried:
     """What is tried beside the pool as it is, as it was typed: rules, rates, and numbers of groups.
 
-    ``start`` and ``lose`` are what befalls the groups of each run.
+    ``start``, ``lose`` and ``roll`` are what befalls the groups of each run.
     """
 
     compare: str
@@ -82,6 +82,7 @@ class Tried:
     pairs: str
     start: str = "1m"
     lose: str = ""
+    roll: str = ""
 
 
 def simulate(
@@ -98,6 +99,7 @@ def simulate(
     pairs: Annotated[str, Parameter(help="Prefill and decode groups beside the pool's: 1:3,2:2,3:1.")] = "",
     start: Annotated[str, Parameter(help="How long a new group takes until it serves.")] = "1m",
     lose: Annotated[str, Parameter(help="Groups that end, with what they do: 10m:decode:2,15m:prefill.")] = "",
+    roll: Annotated[str, Parameter(help="When a new revision replaces all groups: 10m,20m.")] = "",
     capacity: Annotated[bool, Parameter(help="Also look for the greatest rate that each keeps objectives at.")] = False,
     first: Annotated[int | None, Parameter(help="Use only the first requests of the trace, so many.")] = None,
     seed: Annotated[int, Parameter(help="Same seed, same answer.")] = 0,
@@ -110,7 +112,7 @@ def simulate(
     Times come from data sheets (see --gpu), so this ranks choices; it measures nothing. Lines that cannot be read are
     named and left out. Exit code 1: the pool would keep its objectives for fewer requests than it promises.
     """
-    tried = Tried(compare, sweep, pairs, start, lose)
+    tried = Tried(compare, sweep, pairs, start, lose, roll)
     asked = _question(from_file(pool), _lines(trace, first), _shape(model, model_config), gpu, tried, seed)
     outcomes = _run(asked)
     if capacity:
@@ -207,14 +209,15 @@ def _life(pool: InferencePool, tried: Tried) -> Life:
     Raises
     ------
     TwinpoolError
-        When ``--start`` or ``--lose`` is not understood.
+        When ``--start``, ``--lose`` or ``--roll`` is not understood.
     """
     try:
         losses = [_loss(text) for text in tried.lose.split(",") if text.strip()]
-        return life_of(pool, parse_duration(tried.start), losses)
+        rolls = [parse_duration(text.strip()) for text in tried.roll.split(",") if text.strip()]
+        return life_of(pool, parse_duration(tried.start), losses, rolls)
     except (InvalidValue, ValueError):
         raise TwinpoolError(
-            f"--start {tried.start} --lose {tried.lose} is not understood",
+            f"--start {tried.start} --lose {tried.lose or '-'} --roll {tried.roll or '-'} is not understood",
             "write durations such as 90s or 5m, and losses as AT:ROLE[:COUNT], such as 10m:decode:2",
         ) from None
 

@@ -1,7 +1,8 @@
-"""Which groups a simulated pool has: ordered, starting, serving, let go, lost. Seconds of virtual time.
+"""Which groups a simulated pool has: ordered, starting, serving, let go, lost, replaced. Seconds of virtual time.
 
+What is made and what goes is decided by the operator's own functions (``operator/logic/rollout.py``, ``scale_in.py``).
 Always true: routers choose among those that serve and no others; a group holds its GPUs from its order until it is
-gone; all groups together never hold more GPUs than the budget. Which group goes is decided as in production.
+gone; all groups together never hold more GPUs than the budget.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from twinpool.core import protocol
+from twinpool.core.rollout import Rollout
 from twinpool.operator.logic import scale_in
+from twinpool.operator.logic.rollout import Health, State, Unit, step
+from twinpool.operator.logic.units import bounds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     from twinpool.core.protocol import Role
     from twinpool.operator.logic.scaling import Pair
     from twinpool.simulate.clock import Clock
     from twinpool.simulate.engines import DecodeWorker, PrefillWorker
+
+#: Seconds until one looks again whether a group that goes has ended.
+_LOOK = 1.0
 
 _Engine = TypeVar("_Engine", bound="PrefillWorker | DecodeWorker")
 
@@ -37,7 +44,8 @@ class Life:
     """What befalls the groups of a pool.
 
     ``start`` is how long one takes from its order until it serves, ``window`` for how long one that is let go stays
-    and could come back, ``gpus`` those of one group of each role.
+    and could come back, ``gpus`` those of one group of each role. At each time of ``rolls`` a new revision replaces
+    all of them, as ``rollout`` says.
     """
 
     start: float = 60.0
@@ -45,6 +53,8 @@ class Life:
     gpus: Pair = (1, 1)
     budget: int | None = None
     window: float = 60.0
+    rolls: tuple[float, ...] = ()
+    rollout: Rollout = field(default_factory=Rollout)
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +65,7 @@ class Member(Generic[_Engine]):
     serial: int
     engine: _Engine
     ordered: float
+    revision: str
     ready: bool = False
     leaving: float | None = None
 
@@ -85,29 +96,38 @@ class Side(Generic[_Engine]):
         """Return the groups that are not to go."""
         return [member for member in self.members if member.leaving is None]
 
-    def order(self, now: float) -> Member[_Engine]:
+    def order(self, now: float, revision: str) -> Member[_Engine]:
         """Begin one more."""
         name = f"{self.role[0]}{self.made}"
-        member = Member(name, self.made, self.make(name), now)
+        member = Member(name, self.made, self.make(name), now, revision)
         self.made += 1
         self.members.append(member)
         return member
 
-    def take_back(self, count: int, now: float) -> None:
+    def take_back(self, count: int, now: float, revision: str) -> None:
         """Want those again that were let go lately, as far as there are fewer than ``count``."""
-        kept = [member for member in self.members if member.leaving is not None and member.leaving > now]
+        kept = [one for one in self.members if one.leaving is not None and one.leaving > now]
+        kept = [one for one in kept if one.revision == revision]
         for member in kept[: max(0, count - len(self.wanted()))]:
             member.leaving = None
 
-    def let_go(self, count: int, work: Mapping[str, int], until: float, now: float) -> None:
-        """Keep ``count``; the others stay until ``until``, those that have yet to start go at once."""
-        wanted = self.wanted()
-        facts = {member.name: scale_in.Facts(work=work.get(member.name, 0)) for member in wanted}
-        for member in scale_in.order(wanted, facts)[: max(0, len(wanted) - count)]:
+    def let_go(self, names: Container[str], until: float, revision: str, now: float) -> None:
+        """Let some go. Those of ``revision`` stay until ``until``, those that have yet to start go at once."""
+        for member in [one for one in self.wanted() if one.name in names]:
             if member.ready:
-                member.leaving = until
+                member.leaving = until if member.revision == revision else now
             else:
                 self.end(member, now)
+
+    def units(self, work: Mapping[str, int], revision: str) -> Iterator[Unit]:
+        """Yield what the rollout planner sees, in the order in which they should go."""
+        facts = {
+            member.name: scale_in.Facts(outdated=member.revision != revision, work=work.get(member.name, 0))
+            for member in self.members
+        }
+        for member in scale_in.order(self.members, facts):
+            health = Health.READY if member.ready else Health.WAITING
+            yield Unit(member.name, self.role, member.revision, health if member.leaving is None else Health.LEAVING)
 
     def idle(self) -> list[Member[_Engine]]:
         """Return those that were let go and have nothing to do."""
@@ -153,6 +173,9 @@ class Fleet:
         self.prefill: Side[PrefillWorker] = Side(prefill, make[0])
         self.decode: Side[DecodeWorker] = Side(decode, make[1])
         self.target: Pair = (0, 0)
+        self._revision = 0
+        self._work: Mapping[str, int] = {}
+        self._looks = False
         #: How many groups of each role serve, from which moment on.
         self.course: list[tuple[float, Pair]] = []
 
@@ -161,8 +184,10 @@ class Fleet:
         self.target = pair
         for side, count in zip(self._sides, pair, strict=True):
             for _ in range(count):
-                side.order(0.0).ready = True
+                side.order(0.0, self._name).ready = True
         self._changed()
+        for moment in self._life.rolls:
+            self._clock.at(moment, self._roll)
         for loss in self._life.losses:
             self._clock.at(loss.at, lambda loss=loss: self._lose(loss))  # type: ignore[misc]
 
@@ -187,16 +212,51 @@ class Fleet:
 
         ``work`` is what each group has to do in tokens, for the choice of who goes.
         """
-        now = self._clock.now
-        self.target = pair
-        for side, count in zip(self._sides, pair, strict=True):
-            side.take_back(count, now)
-            side.let_go(count, work, now + self._life.window, now)
+        self.target, self._work = pair, work
+        self._step()
+
+    @property
+    def _name(self) -> str:
+        return f"r{self._revision}"
+
+    def _roll(self) -> None:
+        self._revision += 1
+        self._step()
+
+    def _step(self) -> None:
+        """Do what the operator would do now; again soon, as long as groups start or end."""
+        now, life = self._clock.now, self._life
         self._release()
-        for side, count, gpus in zip(self._sides, pair, self._life.gpus, strict=True):
-            while len(side.wanted()) < count and self._room(gpus):
+        for side, count in zip(self._sides, self.target, strict=True):
+            side.take_back(count, now, self._name)
+        planned = step(self._state())
+        for side in self._sides:
+            side.let_go(planned.retire, now + life.window, self._name, now)
+            for _ in range(planned.create.get(side.role, 0)):
                 self._start(side)
         self._changed()
+        if any(member.leaving is not None for side in self._sides for member in side.members):
+            self._look_again()
+
+    def _state(self) -> State:
+        wanted: dict[str, int] = dict(zip(protocol.ROLES, self.target, strict=True))
+        each: dict[str, int] = dict(zip(protocol.ROLES, self._life.gpus, strict=True))
+        return State(
+            tuple(unit for side in self._sides for unit in side.units(self._work, self._name)),
+            bounds_of(self._life.rollout, wanted, each, self._life.budget),
+            self._name,
+            gpus=each,
+            budget=self._life.budget,
+        )
+
+    def _look_again(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._clock.at(self._clock.now + _LOOK, self._looked)
+
+    def _looked(self) -> None:
+        self._looks = False
+        self._step()
 
     def gpu_hours(self, end: float) -> float:
         """Return the GPU hours of all groups until ``end``."""
@@ -218,18 +278,13 @@ class Fleet:
         total = zip(self.target, going, self._life.gpus, strict=True)
         return sum((wanted + leaving) * gpus for wanted, leaving, gpus in total) <= self._life.budget
 
-    def _room(self, gpus: int) -> bool:
-        """Return whether the budget holds one more group with so many GPUs."""
-        held = sum(len(side.members) * each for side, each in zip(self._sides, self._life.gpus, strict=True))
-        return self._life.budget is None or held + gpus <= self._life.budget
-
     def _start(self, side: Side[Any]) -> None:
-        member = side.order(self._clock.now)
+        member = side.order(self._clock.now, self._name)
 
         def ready() -> None:
             if member in side.members:
                 member.ready = True
-                self._changed()
+                self._step()
 
         self._clock.at(self._clock.now + self._life.start, ready)
 
@@ -239,7 +294,7 @@ class Fleet:
         self._changed()
         for member in lost:
             member.engine.lose()
-        self.resize(self.target, {})
+        self._step()
 
     def _changed(self) -> None:
         prefill, decode = self.prefill.settle(), self.decode.settle()

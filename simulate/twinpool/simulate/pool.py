@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.scaling import Pair
     from twinpool.simulate.admission import Limits
+    from twinpool.simulate.fleet import Member
     from twinpool.simulate.scaler import Change
     from twinpool.simulate.traces import Request
     from twinpool.simulate.views import Kind
@@ -81,9 +82,9 @@ class Pool:
         self.clock = clock
         self.events = Events(setup.index, clock, Random(setup.seed))  # noqa: S311 - loses events
         self.fleet = Fleet(clock, setup.life or Life(), (self._prefill, self._decode), self._changed)
-        #: The groups that serve.
-        self.prefill_names: list[str] = []
-        self.decode_names: list[str] = []
+        #: The groups that requests are sent to.
+        self.prefill: list[Member[PrefillWorker]] = []
+        self.decode: list[Member[DecodeWorker]] = []
         #: Requests that came while a role had none.
         self.waiting: list[Job] = []
         self.routers: list[Router] = []
@@ -102,11 +103,13 @@ class Pool:
         return DecodeWorker(self.clock, prices, setup.decode_capacity, cache, link, setup.sequences)
 
     def _changed(self) -> None:
-        self.prefill_names = [member.name for member in self.fleet.prefill.serving]
-        self.decode_names = [member.name for member in self.fleet.decode.serving]
+        decodes = self.decode = self.fleet.decode.serving
+        revisions = {member.revision for member in decodes}
+        # KV goes over within a revision only.
+        self.prefill = [member for member in self.fleet.prefill.serving if member.revision in revisions]
         for router in self.routers:
             router.follow()
-        if self.prefill_names and self.decode_names:
+        if self.prefill and self.decode:
             waiting, self.waiting = self.waiting, []
             for job in waiting:
                 job.again()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from twinpool.router.logic.arrivals import Arrivals
     from twinpool.simulate.engines import Job, PrefillWorker
+    from twinpool.simulate.fleet import Member
     from twinpool.simulate.pool import Pool, Setup
     from twinpool.simulate.traces import Request
 
@@ -87,6 +88,10 @@ class Router:
         self._books: dict[str, Books] = {}
         self._prefill: list[Books] = []
         self._decode: list[Books] = []
+        self._prefill_names: list[str] = []
+        self._decode_names: list[str] = []
+        #: Places of decode groups by revision: KV goes over within one.
+        self._sinks: dict[str, list[int]] = {}
         #: What the others had when they were heard of last.
         self._heard: dict[str, Books] = {}
         self._prefill_elsewhere: list[Books] = []
@@ -109,29 +114,34 @@ class Router:
         fleet = self._pool.fleet
         names = [member.name for side in (fleet.prefill, fleet.decode) for member in side.members]
         self._books = {name: self._books.get(name) or Books() for name in names}
-        self._prefill = [self._books[name] for name in self._pool.prefill_names]
-        self._decode = [self._books[name] for name in self._pool.decode_names]
+        self._prefill = [self._books[member.name] for member in self._pool.prefill]
+        self._decode = [self._books[member.name] for member in self._pool.decode]
+        self._prefill_names = [member.name for member in self._pool.prefill]
+        self._decode_names = [member.name for member in self._pool.decode]
+        self._sinks = {}
+        for place, member in enumerate(self._pool.decode):
+            self._sinks.setdefault(member.revision, []).append(place)
         self._lay_out()
         if self.meter is not None:
             self.meter.keep(self._books)
 
     def _lay_out(self) -> None:
-        self._prefill_elsewhere = [self._heard.get(name, _IDLE) for name in self._pool.prefill_names]
-        self._decode_elsewhere = [self._heard.get(name, _IDLE) for name in self._pool.decode_names]
+        self._prefill_elsewhere = [self._heard.get(name, _IDLE) for name in self._prefill_names]
+        self._decode_elsewhere = [self._heard.get(name, _IDLE) for name in self._decode_names]
         if self._admission is not None:
             self._admission.resize(self._places())
 
     def _places(self) -> Places:
         """Return what it may have at the workers; while it hears nothing of the others, its equal share."""
-        fleet, others = self._pool.fleet, self._setup.routers - 1
-        if not fleet.decode.serving:
+        prefill, decode, others = self._pool.prefill, self._pool.decode, self._setup.routers - 1
+        if not decode:
             return Places(_ANY)  # who comes waits for a group then, not for room
         loads = {
             name: Load(requests=books.requests, prefill=round(books.seconds * 1e6))
             for name, books in self._heard.items()
         }
         elsewhere = Elsewhere(loads, others, others if self._setup.exchange is None else 0)
-        return places(self._config, fleet.prefill.serving, fleet.decode.serving, elsewhere, 1)
+        return places(self._config, prefill, decode, elsewhere, 1)
 
     def listen(self, routers: Sequence[Router]) -> None:
         """Hear what all others have now."""
@@ -203,7 +213,7 @@ class Router:
         return self._rule(Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng, self._setup.ttft))
 
     def _hand_off(self, job: Job, ask: Ask, place: int, cached: int) -> None:
-        books, member = self._prefill[place], self._pool.fleet.prefill.serving[place]
+        books, member = self._prefill[place], self._pool.prefill[place]
         seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
         wait = books.seconds * self._share + self._prefill_elsewhere[place].seconds + seconds
         sure = self._view.sent(member.name, job.request.blocks, wait)
@@ -219,7 +229,7 @@ class Router:
             self._view.reported(member.name, cached, sure, job.hit)
             if self.meter is not None:
                 self.meter.prefilled(member, work, ask.prompt, self._pool.clock.now - sent, job.hit)
-            self._start_decode(job, ask, member.engine)
+            self._start_decode(job, ask, member)
 
         job.prefilled = prefilled
         member.engine.submit(job)
@@ -231,26 +241,32 @@ class Router:
         before = books.assumed * self._share + others.assumed
         return Work(ASSUMED.prefill(ask.prompt - cached, cached), before, cached)
 
-    def _start_decode(self, job: Job, ask: Ask, source: PrefillWorker) -> None:
-        if not self._decode:
-            source.let_go()
+    def _start_decode(self, job: Job, ask: Ask, source: Member[PrefillWorker]) -> None:
+        places = self._sinks.get(source.revision)
+        if places is None:
+            source.engine.let_go()
             job.again()
             return
         candidates = self._decode_candidates(job.request)
+        if len(places) < len(candidates):
+            candidates = [candidates[place] for place in places]
+        place = places[self._sink(ask, candidates)]
+        self._view.sent(self._decode_names[place], job.request.blocks)
+        self._write(job, ask, place, 0.0, source.engine)
+
+    def _sink(self, ask: Ask, candidates: Sequence[Candidate]) -> int:
+        """Return which of these decode groups takes over."""
         if self._setup.rule == OURS:
-            place = price.cheapest_decode(ask, candidates, self._setup.prices, self._rng).place
-        elif self._setup.rule == "round-robin":
-            place = policy.round_robin(len(candidates), self._turn)
-        elif self._setup.rule == "random":
-            place = self._rng.randrange(len(candidates))
-        else:
-            place = policy.least_load([candidate.tokens for candidate in candidates], self._rng)
-        self._view.sent(self._pool.decode_names[place], job.request.blocks)
-        self._write(job, ask, place, 0.0, source)
+            return price.cheapest_decode(ask, candidates, self._setup.prices, self._rng).place
+        if self._setup.rule == "round-robin":
+            return policy.round_robin(len(candidates), self._turn)
+        if self._setup.rule == "random":
+            return self._rng.randrange(len(candidates))
+        return policy.least_load([candidate.tokens for candidate in candidates], self._rng)
 
     def _whole(self, job: Job, ask: Ask, candidates: Sequence[Candidate]) -> None:
         chosen = price.cheapest_whole(ask, candidates, self._setup.prices, self._rng)
-        books, name = self._decode[chosen.place], self._pool.decode_names[chosen.place]
+        books, name = self._decode[chosen.place], self._decode_names[chosen.place]
         sure = self._view.sent(name, job.request.blocks)
         cached = candidates[chosen.place].cached
         seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
@@ -266,7 +282,7 @@ class Router:
 
     def _write(self, job: Job, ask: Ask, place: int, seconds: float, source: PrefillWorker | None) -> None:
         """Have a decode group write the answer, after ``seconds`` of prefill where it reads the prompt too."""
-        books, member = self._decode[place], self._pool.fleet.decode.serving[place]
+        books, member = self._decode[place], self._pool.decode[place]
         _add(books, 1, ask.prompt + ask.output, 0, seconds)
 
         def finished() -> None:
@@ -281,11 +297,11 @@ class Router:
         member.engine.submit(job, source)
 
     def _prefill_candidates(self, request: Request) -> list[Candidate]:
-        return self._candidates(request, self._prefill, self._prefill_elsewhere, self._pool.prefill_names, 0)
+        return self._candidates(request, self._prefill, self._prefill_elsewhere, self._prefill_names, 0)
 
     def _decode_candidates(self, request: Request) -> list[Candidate]:
         capacity = self._setup.decode_capacity
-        return self._candidates(request, self._decode, self._decode_elsewhere, self._pool.decode_names, capacity)
+        return self._candidates(request, self._decode, self._decode_elsewhere, self._decode_names, capacity)
 
     def _candidates(
         self, request: Request, own: Sequence[Books], elsewhere: Sequence[Books], names: Sequence[str], capacity: int

@@ -37,13 +37,14 @@ class Change:
     reason: str
 
 
-def life_of(pool: InferencePool, start: float, losses: Sequence[Loss]) -> Life:
+def life_of(pool: InferencePool, start: float, losses: Sequence[Loss] = (), rolls: Sequence[float] = ()) -> Life:
     """Return what befalls the groups of ``pool`` when a start takes ``start`` seconds."""
     each, scaling = gpus(pool.spec), pool.spec.scaling
-    pair = each.get("prefill", 1), each["decode"]
-    if scaling is None:
-        return Life(start, tuple(losses), pair)
-    return Life(start, tuple(losses), pair, scaling.gpu_budget, parse_duration(scaling.window))
+    return Life(
+        start, tuple(losses), (each.get("prefill", 1), each["decode"]),
+        None if scaling is None else scaling.gpu_budget, 0.0 if scaling is None else parse_duration(scaling.window),
+        tuple(rolls), pool.spec.rollout,
+    )  # fmt: skip
 
 
 class Scaler:

@@ -11,8 +11,9 @@ from twinpool.operator.logic.rollout import Bounds, Health, State, Unit
 from twinpool.operator.logic.target import gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from twinpool.core.rollout import Rollout
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.groups import Group
     from twinpool.operator.logic.revision import Revision
@@ -34,16 +35,22 @@ def state(
 
 
 def bounds(pool: InferencePool) -> dict[str, Bounds]:
-    """Return the bounds of every role; a role that the pool does not have has no groups.
+    """Return the bounds of every role of a pool; see :func:`bounds_of`."""
+    return bounds_of(pool.spec.rollout, wanted_groups(pool), gpus(pool.spec), _budget(pool))
+
+
+def bounds_of(
+    rollout: Rollout, wanted: Mapping[str, int], each: Mapping[str, int], budget: int | None
+) -> dict[str, Bounds]:
+    """Return the bounds of every role; a role that is not wanted has no groups. ``each``: GPUs of one group.
 
     A surge that the GPU budget leaves no room for is none, and what cannot be doubled moves with a gap.
     """
-    wanted, each, budget = wanted_groups(pool), gpus(pool.spec), _budget(pool)
     spare = None if budget is None else budget - sum(count * each[role] for role, count in wanted.items())
     found: dict[str, Bounds] = {}
     for role in protocol.ROLES:
         count = wanted.get(role, 0)
-        surge, unavailable = pool.spec.rollout.bounds(role, count)
+        surge, unavailable = rollout.bounds(role, count)
         if spare is not None and count:
             surge = min(surge, max(0, spare) // each[role])
             spare -= surge * each[role]
