@@ -103,6 +103,7 @@ def served(twinpool: Cluster) -> Iterator[Served]:
     document = yaml.safe_load((ROOT / "examples" / "simulated.yaml").read_text())
     document["metadata"]["name"] = NAME
     document["spec"]["decode"]["replicas"] = 2
+    document["spec"]["prefill"] = {"parallelism": {"data": 2}}
     document["spec"].setdefault("engine", {})["kvEvents"] = True
     document["spec"].setdefault("routing", {})["policy"] = "price"
     with twinpool.fresh_namespace() as namespace:
@@ -186,6 +187,17 @@ def test_every_series_is_declared_and_every_declared_one_is_seen(served: Served)
             if not name.startswith("twinpool_operator_pool"):
                 assert len(found) <= most, f"{name} has {len(found)} values of {label.name}: {sorted(found)}"
     assert set(DECLARED) - seen == set(UNSEEN) & set(DECLARED), "a declared metric was not seen, or an excused one was"
+
+
+def test_routers_follow_each_rank_of_a_worker_and_name_the_one_that_holds_a_prompt(served: Served) -> None:
+    (router,) = pods(served.cluster, served.namespace, NAME, "router")
+    address = f"http://{router['status']['podIP']}:{protocol.ROUTER_ADMIN_PORT}"
+    found = {entry["role"]: entry for entry in json.loads(get(f"{address}/admin/index"))["endpoints"]}
+    host = pods(served.cluster, served.namespace, NAME, "prefill")[0]["status"]["podIP"]
+    ports = [f"{host}:{protocol.KV_EVENTS_PORT + rank}" for rank in range(2)]
+    assert [(rank["relied"], rank["address"]) for rank in found["prefill"]["ranks"]] == [(True, port) for port in ports]
+    assert "ranks" not in found["decode"]
+    assert 'twinpool_router_rank_choices_total{role="prefill",by="router"}' in get(f"{address}/metrics")
 
 
 def test_explain_says_what_takes_the_time_and_nothing_while_nobody_asks(
