@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from twinpool.core.economics import ASSUMED
 from twinpool.router.logic.arrivals import COLD_LEGS, Arrivals, total
-from twinpool.router.logic.chooser import Work
+from twinpool.router.logic.asked import Work
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.meter import Meter

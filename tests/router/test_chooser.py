@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from twinpool.core.economics import ASSUMED
 from twinpool.core.protocol import Policy, RouterConfig
-from twinpool.router.logic.chooser import Asked, Chooser, Work
+from twinpool.router.logic.asked import Asked, Work
+from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.index_exact import Held
 from twinpool.router.logic.ledger import Ledger, Load

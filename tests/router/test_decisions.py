@@ -19,7 +19,7 @@ from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.request import Route, read
 
 if TYPE_CHECKING:
-    from twinpool.router.logic.chooser import Asked
+    from twinpool.router.logic.asked import Asked
 
 P = [Endpoint(f"id-p{n}", "prefill", "h", 1, pod=f"p{n}") for n in range(3)]
 D = [Endpoint(f"id-d{n}", "decode", "h", 1, pod=f"d{n}") for n in range(2)]

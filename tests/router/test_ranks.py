@@ -10,7 +10,8 @@ import pytest
 
 from twinpool.core.blockhash import chain
 from twinpool.core.protocol import RouterConfig
-from twinpool.router.logic.chooser import Asked, Chooser
+from twinpool.router.logic.asked import Asked
+from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.decisions import Decisions
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.index_exact import Held

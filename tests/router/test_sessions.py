@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from twinpool.core.protocol import RouterConfig
 from twinpool.router.logic import price
-from twinpool.router.logic.chooser import Asked, Chooser
+from twinpool.router.logic.chooser import Chooser
 from twinpool.router.logic.endpoints import Endpoint
 from twinpool.router.logic.headers import forward
 from twinpool.router.logic.index_exact import Held
@@ -20,6 +20,9 @@ from twinpool.router.logic.ledger import Ledger
 from twinpool.router.logic.request import Request, Route, read
 from twinpool.router.logic.sessions import Sessions, name_of
 from twinpool.router.logic.warmth import HALF_LIFE
+
+if TYPE_CHECKING:
+    from twinpool.router.logic.asked import Asked
 
 P = [Endpoint(f"p{n}", "prefill", "h", 1) for n in range(4)]
 D = [Endpoint(f"d{n}", "decode", "h", 1) for n in range(4)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from twinpool.core.economics import ASSUMED
 from twinpool.core.protocol import RouterConfig
 from twinpool.router.logic import policy, price
-from twinpool.router.logic.chooser import Work
+from twinpool.router.logic.asked import Work
 from twinpool.router.logic.ledger import Load
 from twinpool.router.logic.meter import Meter
 from twinpool.router.logic.places import Elsewhere, Places, places

@@ -10,11 +10,11 @@ import itertools
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from twinpool.core.economics import ASSUMED
 from twinpool.router.logic import policy, price
+from twinpool.router.logic.asked import Asked, First, Work
 from twinpool.router.logic.distances import Distances
 from twinpool.router.logic.foresight import Foresight
 from twinpool.router.logic.index_approximate import ApproximateIndex
@@ -44,50 +44,6 @@ INDEX_BLOCKS = 2**18
 _NOTHING = Cached()
 #: The least share of a time foretold that is learnt from where a first token came sooner than its step should take.
 _SHORTEST = 1 / 16
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A request as choices see it: its size, and the keys of its text blocks (none where nothing asks for them).
-
-    A prompt of token ids has ``names``, those of its KV blocks, while KV events are relied on, and ``held``, what was
-    found for them.
-    """
-
-    ask: Ask
-    keys: tuple[int, ...] = ()
-    names: tuple[int, ...] = ()
-    held: Mapping[str, Held] | None = None
-    #: Of a session (0: none), what its last workers hold, and when it came.
-    session: int = 0
-    returned: Mapping[str, int] | None = None
-    came: float = 0.0
-    #: The LoRA adapter, where not all of them are at hand everywhere.
-    adapter: str = ""
-
-
-class Work(msgspec.Struct, frozen=True):
-    """What a prefill was expected to be when it was sent: by the model alone, in seconds, and tokens thought cached.
-
-    ``before`` is what the worker had to do first; ``sure`` are the tokens that it has by KV events, where they say so.
-    """
-
-    seconds: float
-    before: float
-    cached: int
-    sure: int | None = None
-
-
-class First(msgspec.Struct, frozen=True):
-    """When a first token is expected: seconds after its leg is sent.
-
-    ``step`` is the first step's part of it; ``pull``, or else ``prefill`` with the queue before it, are what the bare
-    model says of the rest.
-    """
-
-    seconds: float
-    pull: float = 0.0
-    step: float = 0.0
-    prefill: float = 0.0
 
 
 class Chooser:
@@ -224,11 +180,13 @@ class Chooser:
 
     def sent(self, asked: Asked, worker: Endpoint) -> Work:
         """A prefill goes to ``worker``: return what it is expected to be, and remember what the worker then holds."""
-        before = self.ranks.load(worker).backlog
+        before = (self._ledger.seen(worker.id) if worker.ranks == 1 else self.ranks.load(worker)).backlog
         if not self._aware:
             return Work(ASSUMED.prefill(asked.ask.prompt, 0), before, 0)
         cached = self._cached(asked, (worker,)).get(worker.id, _NOTHING)
-        known = self.ranks.known(asked, worker)
+        known = None
+        if asked.held is not None:  # also where it is contradicted: only reports can win trust back
+            known = self.exact.cached(worker.seat or worker.id, asked.held, asked.ask.prompt)
         self._remember(asked, worker)
         seconds = ASSUMED.prefill(asked.ask.prompt - cached.anywhere, cached.anywhere)
         return Work(seconds, before, cached.anywhere, known.device if known and known.sure else None)
@@ -262,7 +220,8 @@ class Chooser:
         """
         if not self._aware:
             return None
-        load, prices = self.ranks.load(worker), self.foresight.prices
+        load = self._ledger.seen(worker.id) if worker.ranks == 1 else self.ranks.load(worker)
+        prices = self.foresight.prices
         step = prices.step(load.requests + 1, load.tokens + asked.ask.prompt)
         if work is not None:
             return First(self.expected(work, worker.id) + step, step=step, prefill=work.before + work.seconds)
@@ -388,8 +347,7 @@ class Chooser:
             if not asked.keys and not asked.returned:  # a short prompt, or nothing that anybody knows of
                 return found
         else:
-            known = ((worker.id, self.ranks.relied(asked, worker)) for worker in workers)
-            found = {name: cached for name, cached in known if cached is not None}
+            found = (self.ranks if self.ranks.seats else self.exact).found(workers, asked.held, asked.ask.prompt)
         rest = [worker.id for worker in workers if worker.id not in found]
         if asked.keys and rest:
             most, index = asked.ask.prompt - 1, self.index

@@ -14,8 +14,9 @@ from twinpool.core.blockhash import chain
 from twinpool.router.logic.request import cache_salt
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
+    from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.index_exact import Held
     from twinpool.router.logic.request import Fields
 
@@ -32,6 +33,10 @@ class Cached(msgspec.Struct, frozen=True):
     device: int = 0
     anywhere: int = 0
     sure: bool = False
+
+
+#: What is relied on, and has nothing of a prompt.
+_EMPTY: Final = Cached(sure=True)
 
 
 class ExactView:
@@ -64,10 +69,19 @@ class ExactView:
             return None
         found = held.get(worker)
         if found is None:
-            return Cached(sure=True)
+            return _EMPTY
         most = (prompt - 1) // self.size
         device, anywhere = (min(most, max(blocks, found.expected)) for blocks in (found.device, found.anywhere))
         return Cached(device * self.size, anywhere * self.size, found.expected <= found.device)
+
+    def found(self, workers: Iterable[Endpoint], held: Mapping[str, Held], prompt: int) -> dict[str, Cached]:
+        """Return what those ``workers``, of one rank each, hold that are relied on and trusted, by id."""
+        found = {}
+        for worker in workers:
+            cached = self.cached(worker.id, held, prompt)
+            if cached is not None and self.trusted(worker.id):
+                found[worker.id] = cached
+        return found
 
     def knows(self, worker: str) -> bool:
         """Whether what a worker holds is taken from its events."""

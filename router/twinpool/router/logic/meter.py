@@ -14,7 +14,7 @@ from twinpool.router.logic.arrivals import COLD_LEGS, Arrivals, HitRate
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from twinpool.router.logic.chooser import Work
+    from twinpool.router.logic.asked import Work
     from twinpool.router.logic.ledger import Load
     from twinpool.router.logic.policy import Ask
 

@@ -14,10 +14,11 @@ from twinpool.router.logic.index_view import Cached
 from twinpool.router.logic.seats import load_at, loads, shared
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from twinpool.router.logic.chooser import Asked
+    from twinpool.router.logic.asked import Asked
     from twinpool.router.logic.endpoints import Endpoint
+    from twinpool.router.logic.index_exact import Held
     from twinpool.router.logic.index_view import ExactView
     from twinpool.router.logic.ledger import Ledger, Load
     from twinpool.router.logic.policy import Candidate
@@ -34,8 +35,8 @@ class Ranks:
         self.seats: Seats = {}
 
     def load(self, worker: Endpoint) -> Load:
-        """Return what the rank has to do that a leg to ``worker`` comes to."""
-        return self._ledger.seen(worker.id) if worker.ranks == 1 else load_at(self._ledger, worker)
+        """Return what the rank of a worker with several has to do that a leg to ``worker`` comes to."""
+        return load_at(self._ledger, worker)
 
     def caches(self, worker: Endpoint) -> int:
         """Return how many caches of a worker are known by events: one, or one for each rank."""
@@ -43,22 +44,21 @@ class Ranks:
             return int(self._exact.knows(worker.id))
         return sum(self._exact.knows(seat.seat) for seat in self.seats.get(worker.id, ()))
 
-    def known(self, asked: Asked, worker: Endpoint) -> Cached | None:
-        """Return what a worker should hold by its events, also where its engine has contradicted them."""
-        if asked.held is None:
-            return None
-        return self._exact.cached(worker.seat or worker.id, asked.held, asked.ask.prompt)
+    def found(self, workers: Iterable[Endpoint], held: Mapping[str, Held], prompt: int) -> dict[str, Cached]:
+        """Return what ``workers`` hold of a prompt of so many tokens, as far as it is relied on and trusted, by id."""
+        known = ((worker.id, self._relied(worker, held, prompt)) for worker in workers)
+        return {name: cached for name, cached in known if cached is not None}
 
-    def relied(self, asked: Asked, worker: Endpoint) -> Cached | None:
-        """Return what a worker holds by its events, or None where they are not relied on.
+    def _relied(self, worker: Endpoint, held: Mapping[str, Held], prompt: int) -> Cached | None:
+        """Return what is found at a worker; where the engine chooses the rank, that is the mean of its ranks.
 
-        Where the engine chooses, that is the mean of its ranks; those that are not relied on count as empty, since what
-        they hold is not for this to promise.
+        Those that are not relied on count as empty, since what they hold is not for this to promise.
         """
         if worker.ranks == 1 or worker.seat:
-            return self.known(asked, worker) if self._exact.trusted(worker.seat or worker.id) else None
-        found = [self.relied(asked, seat) for seat in self.seats.get(worker.id, ())]
-        known = [cached for cached in found if cached is not None]
+            name = worker.seat or worker.id
+            return self._exact.cached(name, held, prompt) if self._exact.trusted(name) else None
+        ranks = [self._relied(seat, held, prompt) for seat in self.seats.get(worker.id, ())]
+        known = [cached for cached in ranks if cached is not None]
         if not known:
             return None
         device, anywhere = sum(cached.device for cached in known), sum(cached.anywhere for cached in known)
@@ -71,13 +71,14 @@ class Ranks:
 
         ``wholes`` are the workers as if each were one engine; ``factor`` corrects the model's seconds.
         """
+        held, prompt = asked.held or {}, asked.ask.prompt
         found: list[Endpoint] = []
         priced: list[Candidate] = []
         for worker, whole in zip(workers, wholes, strict=True):
             scale, room = factor * whole.pace, whole.capacity // worker.ranks
             found.append(worker)
             priced.append(_at(whole, shared(self._ledger, worker), scale, room))
-            known = ((seat, self.relied(asked, seat)) for seat in self.seats.get(worker.id, ()))
+            known = ((seat, self._relied(seat, held, prompt)) for seat in self.seats.get(worker.id, ()))
             better = [(seat, cached) for seat, cached in known if cached and cached.anywhere > whole.held]
             each = loads(self._ledger, worker) if better else []
             for seat, cached in better:

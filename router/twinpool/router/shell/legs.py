@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from twinpool.router.logic.chooser import Work
+    from twinpool.router.logic.asked import Work
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.shell.exchange import Exchange
     from twinpool.router.shell.pool import Pool

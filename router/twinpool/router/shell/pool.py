@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from twinpool.core.protocol import RouterConfig
-    from twinpool.router.logic.chooser import Asked, Work
+    from twinpool.router.logic.asked import Asked, Work
     from twinpool.router.logic.copies import Others
     from twinpool.router.logic.endpoints import Directory, Endpoint
     from twinpool.router.logic.keys import Keyring

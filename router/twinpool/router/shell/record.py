@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from twinpool.router.logic.access import Entry
 
 if TYPE_CHECKING:
-    from twinpool.router.logic.chooser import First
+    from twinpool.router.logic.asked import First
     from twinpool.router.logic.handoff import State
     from twinpool.router.shell.call import Call
     from twinpool.router.shell.legs import DecodeLeg

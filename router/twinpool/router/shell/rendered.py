@@ -16,7 +16,7 @@ from twinpool.router.shell.exchange import Exchange
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from twinpool.router.logic.chooser import Asked
+    from twinpool.router.logic.asked import Asked
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.index_exact import Held
     from twinpool.router.logic.rendering import Rendered

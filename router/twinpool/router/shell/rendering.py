@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from twinpool.router.logic.chooser import Asked, Chooser
+    from twinpool.router.logic.asked import Asked
+    from twinpool.router.logic.chooser import Chooser
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.framing import Head
     from twinpool.router.logic.metrics import Numbers
