@@ -82,6 +82,11 @@ class Admission:
         """Whether hardly a place is left."""
         return self._places is not None and self._running > CROWDED * self._places
 
+    @property
+    def bounds_prefill(self) -> bool:
+        """Whether requests wait for prefill that is at the workers."""
+        return self._most_prefill < math.inf
+
     def resize(self, places: int, prefill: float = math.inf, crowded: float = math.inf) -> None:
         """Set the number of places, 0 when no worker serves.
 

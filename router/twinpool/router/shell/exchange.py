@@ -158,7 +158,8 @@ class Exchange:
     def prefill_ended(self, leg: PrefillLeg, status: int, body: bytes) -> None:
         """The prefill leg's answer is complete."""
         self._prefill = None
-        self._end_leg("" if status == 200 else str(status))
+        if self._record.trace is not None:
+            self._end_leg("" if status == 200 else str(status))
         if status == 200:
             params = params_of(body)
             if params is None:
@@ -224,7 +225,8 @@ class Exchange:
         if self._decode is not None and self._events:
             self.pool.meter.wrote(worker := self._decode.endpoint, *self._record.complete(), worker.ranks)
         self._decode = None
-        self._end_leg("" if self._record.status < 400 else str(self._record.status))
+        if self._record.trace is not None:
+            self._end_leg("" if self._record.status < 400 else str(self._record.status))
         self._apply(handoff.decode_ended(self._state))
 
     def decode_lost(self, fill: bytes | None) -> None:
@@ -259,7 +261,8 @@ class Exchange:
             self.pool.numbers.add("twinpool_router_retries_total", ("prefill",))
         self._tried_prefill += (endpoint.id,)
         self._record.prefill = endpoint.pod
-        self._begin_leg("prefill", endpoint)
+        if self._record.trace is not None:
+            self._record.trace.begin_leg("prefill", endpoint)
         work = pool.sent(self._asked, endpoint)
         self._record.foretold = pool.chooser.expected(work, endpoint.id)
         leg = self._prefill = PrefillLeg(self, endpoint, self._call.request.prompt_tokens, work)
@@ -280,7 +283,8 @@ class Exchange:
             self.pool.numbers.add("twinpool_router_retries_total", ("decode",))
         self._tried_decode += (endpoint.id,)
         self._record.decode = endpoint.pod
-        self._begin_leg("decode", endpoint)
+        if self._record.trace is not None:
+            self._record.trace.begin_leg("decode", endpoint)
         request = self._call.request
         work = None
         if self._state.holding:
@@ -316,10 +320,6 @@ class Exchange:
         elif self._call.forwarded.traceparent:
             forwarded += b"traceparent: %b\r\n" % self._call.forwarded.traceparent
         return self._call.target, forwarded
-
-    def _begin_leg(self, role: str, endpoint: Endpoint) -> None:
-        if self._record.trace is not None:
-            self._record.trace.begin_leg(role, endpoint)
 
     def _end_leg(self, error: str) -> None:
         if self._record.trace is not None:

@@ -83,9 +83,11 @@ class PrefillLeg(_Leg):
         super().__init__(exchange.pool, endpoint, tokens, work)
         self._exchange = exchange
         self.expected = work
-        #: Seconds that it is expected to compute.
-        self._cost = exchange.pool.chooser.computing(work, endpoint.id)
-        exchange.pool.admission.sent(self._cost)
+        #: Seconds that it is expected to compute, where anybody waits for them.
+        self._cost = 0.0
+        if self._pool.admission.bounds_prefill:
+            self._cost = self._pool.chooser.computing(work, endpoint.id)
+            self._pool.admission.sent(self._cost)
         #: How long it took; known at its end.
         self.seconds = 0.0
         self._head: Head | None = None
@@ -100,7 +102,7 @@ class PrefillLeg(_Leg):
 
     def close(self) -> None:
         """Take the leg out of the books, and let others go ahead."""
-        if not self.closed:
+        if self._cost and not self.closed:
             self._pool.admission.computed(self._cost)
         super().close()
 
