@@ -137,6 +137,19 @@ def test_groups_that_are_lost_cost_what_they_were_doing(run: Run, capsys: pytest
     assert pairs == [(2, 1), (2, 0), (0, 0), (0, 1), (1, 1), (2, 1)]
 
 
+def test_tiers_and_drafts_of_the_manifest_are_played(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def itl(**spec: Any) -> float:
+        run("-o", "json", **spec)
+        return float(json.loads(capsys.readouterr().out)["runs"][0]["itl_p99"])
+
+    plain = itl()
+    assert itl(speculation={"method": "ngram"}) < plain
+    decode = {"replicas": 1, "speculation": {"tokens": 4}}
+    assert itl(speculation={"method": "ngram"}, decode=decode) != plain
+    tiers = [{"kind": "host", "size": "8Gi"}, {"kind": "shared", "size": "9Gi", "claim": "kv"}]
+    assert itl(prefill={"replicas": 1, "kvCache": {"tiers": tiers}}) == plain, "prompts of a log have nothing in common"
+
+
 def test_a_rollout_in_the_middle_is_played(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("-o", "json", "--roll", "8s", "--start", "3s") == 0
     (only,) = json.loads(capsys.readouterr().out)["runs"][:1]

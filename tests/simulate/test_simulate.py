@@ -193,17 +193,29 @@ def test_a_router_estimates_a_worker_that_contradicts_its_events() -> None:
     tell, ours, sibling = events.listener("p0"), View(events), View(events)
     assert tell is not None
     tell([1, 2], True)
-    assert ours.cached([1, 2, 3], ["p0", "p1"]) == {"p0": 2 * traces.BLOCK_TOKENS}
+    both, doubted = (2 * traces.BLOCK_TOKENS, 2 * traces.BLOCK_TOKENS), int(2 * traces.BLOCK_TOKENS * 0.05)
+    assert ours.cached([1, 2, 3], ["p0", "p1"]) == {"p0": both}
     sure = ours.sent("p0", [1, 2])
     assert sure == 2 * traces.BLOCK_TOKENS
     assert ours.sent("p1", [7, 8]) == 0
     assert ours.sent("p1", [7, 8]) is None, "what is only expected foretells nothing"
     for _ in range(30):
         ours.reported("p0", sure, sure, 0)
-    assert ours.cached([1, 2, 3], ["p0"]) == {"p0": int(2 * traces.BLOCK_TOKENS * 0.05)}, "no trust ends altogether"
-    assert sibling.cached([1, 2, 3], ["p0"]) == {"p0": 2 * traces.BLOCK_TOKENS}, "each judges by what it sent"
+    assert ours.cached([1, 2, 3], ["p0"]) == {"p0": (doubted, doubted)}, "no trust ends altogether"
+    assert sibling.cached([1, 2, 3], ["p0"]) == {"p0": both}, "each judges by what it sent"
     ours.reported("p1", 0, None, 0)
     assert Events("approximate", Clock(), rng()).listener("p0") is None
+
+
+def test_what_a_slower_tier_holds_is_known_apart_and_foretells_nothing() -> None:
+    events = Events("exact", Clock(), rng())
+    device, slow, ours = events.listener("p0"), events.listener("p0", "CPU"), View(events)
+    assert device is not None
+    assert slow is not None
+    device([1, 2], True)
+    slow([1, 2, 3], True)
+    assert ours.cached([1, 2, 3], ["p0"]) == {"p0": (2 * traces.BLOCK_TOKENS, 3 * traces.BLOCK_TOKENS)}
+    assert ours.sent("p0", [1, 2, 3]) is None, "what a tier has may be loaded or not"
 
 
 def test_published_rules_give_a_prefix_up_when_it_costs_too_much() -> None:

@@ -22,7 +22,7 @@ from twinpool.core.model_config import shape_of
 from twinpool.core.protocol import ROLES
 from twinpool.core.sizing import Split, Workload, memory
 from twinpool.core.timing import ACCELERATORS
-from twinpool.core.units import parse_duration
+from twinpool.core.units import parse_bytes, parse_duration
 from twinpool.operator.logic.engine_limits import sequences
 from twinpool.operator.logic.scaling import Limits
 from twinpool.operator.logic.scaling_need import Group
@@ -31,17 +31,20 @@ from twinpool.operator.logic.target import gpus as gpus_of
 from twinpool.operator.logic.target import limits as limits_of
 from twinpool.simulate.admission import Limits as QueueLimits
 from twinpool.simulate.capacity import greatest_rate
+from twinpool.simulate.drafting import Drafting, drafting_of
 from twinpool.simulate.fleet import Life, Loss
 from twinpool.simulate.pool import Setup
 from twinpool.simulate.report import numbers, page
 from twinpool.simulate.rules import RULES
 from twinpool.simulate.scaler import life_of
+from twinpool.simulate.tiers import setup_of
 from twinpool.simulate.traces import read
 from twinpool.simulate.whatif import Outcome, Variant, as_in, demand, planned, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from twinpool.core.economics import Prices
     from twinpool.core.kv import ModelShape
     from twinpool.core.spec import InferencePool, WorkerRole
     from twinpool.core.timing import Accelerator
@@ -182,6 +185,7 @@ def _question(
         queue = pool.spec.routing.queue
         kept = QueueLimits(queue.concurrency, queue.max, parse_duration(queue.timeout))
         setup = replace(setup, ttft=promise.ttft, queue=kept, sequences=sequences(pool))
+    setup = replace(_with_tiers(setup, prefill, shape), drafting=_drafting(pool, prices[1]))
     setup = replace(setup, life=_life(pool, tried), scaling=pool if pool.spec.scaling is not None else None)
     work = demand(trace, prices[0], setup.prefill_cache)
     limits = Limits((1, 1000), (1, 1000), each["prefill"], each["decode"])
@@ -201,6 +205,27 @@ def _question(
     if (plan.prefill, plan.decode) not in groups:
         variants.append(Variant(1.0, setup.rule, plan.prefill, plan.decode))
     return Question(trace, problems, setup, variants, promise, plan)
+
+
+def _with_tiers(setup: Setup, role: WorkerRole, shape: ModelShape) -> Setup:
+    """Return the pool with the KV tiers of its prefill role."""
+    # What a group of several pods keeps is spread over them.
+    token = kv_bytes_per_token_per_gpu(shape, role.parallelism.tensor) * role.parallelism.tensor
+    tiers = tuple(
+        setup_of(tier, parse_bytes(tier.size) * (1 if tier.kind == "shared" else role.nodes), token)
+        for tier in (role.kv_cache.tiers if role.kv_cache is not None else ())
+    )
+    if not tiers:
+        return setup
+    return replace(setup, tiers=tiers, prices=replace(setup.prices, load_token=min(one.price.token for one in tiers)))
+
+
+def _drafting(pool: InferencePool, prices: Prices) -> Drafting | None:
+    """Return how the pool's decode engines draft tokens."""
+    if pool.spec.speculation is None:
+        return None
+    role = pool.spec.decode.speculation
+    return drafting_of(pool.spec.speculation.method, "auto" if role is None else role.tokens, prices)
 
 
 def _life(pool: InferencePool, tried: Tried) -> Life:

@@ -85,7 +85,7 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
     return float(sum(acceptance**position for position in range(drafted + 1)))
 
 
-def step_seconds(prices: Prices, drafter: Drafter, batch: int, drafted: int, context: int) -> float:
+def step_seconds(prices: Prices, drafter: Drafter, batch: int, drafted: int, context: float) -> float:
     """Return the time to draft for, and check, ``batch`` sequences of ``context`` tokens each."""
     draft = drafter.share * (prices.step(batch, batch * context) - prices.overhead)
     return prices.verify(batch, drafted, batch * context) + drafted * draft

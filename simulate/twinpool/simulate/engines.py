@@ -13,14 +13,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from twinpool.core.tiers import plan
+from twinpool.simulate.tiers import runs
 from twinpool.simulate.traces import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from twinpool.core.economics import Prices
     from twinpool.simulate.cache import Cache
     from twinpool.simulate.clock import Clock
+    from twinpool.simulate.drafting import Drafting
+    from twinpool.simulate.tiers import Tier
     from twinpool.simulate.traces import Request
 
 #: Prompt tokens that a decode worker computes in one step beside its batch.
@@ -57,10 +61,11 @@ class Link:
 class PrefillWorker:
     """Computes prompts first come, first served; its link hands KV over in the same way."""
 
-    def __init__(self, clock: Clock, prices: Prices, cache: Cache) -> None:
+    def __init__(self, clock: Clock, prices: Prices, cache: Cache, tiers: Sequence[Tier] = ()) -> None:
         self._clock = clock
         self._prices = prices
         self.cache = cache
+        self._tiers = tiers
         self._queue: deque[Job] = deque()
         self._busy = False
         self._link = Link()
@@ -92,8 +97,13 @@ class PrefillWorker:
         job = self._queue.popleft()
         self._busy = True
         request = job.request
-        job.hit = min(self.cache.leading(request.blocks) * BLOCK_TOKENS, request.prompt - 1)
+        device = self.cache.leading(request.blocks)
+        job.hit = min(device * BLOCK_TOKENS, request.prompt - 1)
         seconds = self._prices.prefill(request.prompt - job.hit, job.hit)
+        if self._tiers:
+            found = plan(self._prices, request.prompt, job.hit, runs(self._tiers, request.blocks, device))
+            job.hit += found.tokens
+            seconds = found.seconds
         self.worked += seconds
         self._clock.at(self._clock.now + seconds, lambda: self._end(job))
 
@@ -101,7 +111,8 @@ class PrefillWorker:
         if self._lost:
             job.again()
             return
-        self.cache.use(job.request.blocks)
+        for cache in (self.cache, *(tier.cache for tier in self._tiers)):
+            cache.use(job.request.blocks)
         self._busy = False
         self.held += 1
         if self._queue:
@@ -142,6 +153,7 @@ class DecodeWorker:
         cache: Cache,
         link: Link | None = None,
         sequences: int | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._clock = clock
         self._prices = prices
@@ -150,6 +162,7 @@ class DecodeWorker:
         self.capacity = capacity
         #: How many requests it runs at once (``max_num_seqs``); None: as many as there is room for.
         self._sequences = sequences
+        self._drafting = drafting
         self._admitted = 0
         self.cache = cache
         #: KV tokens of what it runs, answers included.
@@ -256,6 +269,8 @@ class DecodeWorker:
     def _step(self) -> float:
         """Return the time of one step as things stand."""
         if not self._whole:
+            if self._drafting is not None:
+                return self._drafting.token(self._prices, len(self._running), self._context)
             return self._prices.step(len(self._running), self._context)
         left = self._whole[0].request.prompt - self._done
         return self._prices.mixed(min(_CHUNK, left), self._done, len(self._running), self._context)

@@ -16,6 +16,7 @@ from twinpool.simulate.fleet import Fleet, Life
 from twinpool.simulate.routers import Router
 from twinpool.simulate.rules import OURS
 from twinpool.simulate.scaler import Scaler
+from twinpool.simulate.tiers import tiers_for
 from twinpool.simulate.traces import BLOCK_TOKENS
 from twinpool.simulate.views import Events
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from twinpool.core.spec import InferencePool
     from twinpool.operator.logic.scaling import Pair
     from twinpool.simulate.admission import Limits
+    from twinpool.simulate.drafting import Drafting
     from twinpool.simulate.fleet import Member
     from twinpool.simulate.scaler import Change
+    from twinpool.simulate.tiers import TierSetup
     from twinpool.simulate.traces import Request
     from twinpool.simulate.views import Kind
 
@@ -63,6 +66,9 @@ class Setup:
     #: decides how many there are, None: they stay as many.
     #: How many requests a decode group runs at once; None: as many as there is KV room for.
     sequences: int | None = None
+    #: Slower memory behind the cache of each prefill group, and how decode groups draft tokens.
+    tiers: tuple[TierSetup, ...] = ()
+    drafting: Drafting | None = None
     #: The queue of each router; None: everything is sent to the workers at once.
     queue: Limits | None = None
     life: Life | None = None
@@ -81,6 +87,8 @@ class Pool:
         self.setup = setup
         self.clock = clock
         self.events = Events(setup.index, clock, Random(setup.seed))  # noqa: S311 - loses events
+        #: Tiers that all groups share.
+        self._shared: dict[str, Cache] = {}
         self.fleet = Fleet(clock, setup.life or Life(), (self._prefill, self._decode), self._changed)
         #: The groups that requests are sent to.
         self.prefill: list[Member[PrefillWorker]] = []
@@ -92,7 +100,8 @@ class Pool:
 
     def _prefill(self, name: str) -> PrefillWorker:
         blocks = self.setup.prefill_cache // BLOCK_TOKENS
-        return PrefillWorker(self.clock, self.setup.prices, Cache(blocks, self.events.listener(name)))
+        tiers = tiers_for(self.setup.tiers, self._shared, partial(self.events.listener, name))
+        return PrefillWorker(self.clock, self.setup.prices, Cache(blocks, self.events.listener(name)), tiers)
 
     def _decode(self, name: str) -> DecodeWorker:
         # What a decode worker does not need for sequences holds the blocks of those that ended: half, on average.
@@ -100,7 +109,7 @@ class Pool:
         half, prices = setup.decode_capacity // BLOCK_TOKENS // 2, setup.decode_prices or setup.prices
         link = Link() if setup.both_links else None
         cache = Cache(half, self.events.listener(name))
-        return DecodeWorker(self.clock, prices, setup.decode_capacity, cache, link, setup.sequences)
+        return DecodeWorker(self.clock, prices, setup.decode_capacity, cache, link, setup.sequences, setup.drafting)
 
     def _changed(self) -> None:
         decodes = self.decode = self.fleet.decode.serving

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN = Work(0.0, 0.0, 0)
 _ANY = 10**9
+_NOWHERE = (0, 0)
 
 
 @dataclass(slots=True)
@@ -203,7 +204,7 @@ class Router:
             place = decision.prefill.place if self._setup.rule == OURS else None
         if place is None:
             place = self._ruled(ask, candidates)
-        self._hand_off(job, ask, place, candidates[place].cached)
+        self._hand_off(job, ask, place, candidates[place])
 
     def _ruled(self, ask: Ask, candidates: Sequence[Candidate]) -> int:
         """Return the prefill group that the rule chooses."""
@@ -212,9 +213,10 @@ class Router:
         self._turn += 1
         return self._rule(Seen(ask, candidates, uncached, self._setup.prices, self._turn, self._rng, self._setup.ttft))
 
-    def _hand_off(self, job: Job, ask: Ask, place: int, cached: int) -> None:
+    def _hand_off(self, job: Job, ask: Ask, place: int, candidate: Candidate) -> None:
+        cached = candidate.cached
         books, member = self._prefill[place], self._pool.prefill[place]
-        seconds = self._setup.prices.prefill(ask.prompt - cached, cached)
+        seconds = self._setup.prices.warm(ask.prompt, cached, candidate.held)
         wait = books.seconds * self._share + self._prefill_elsewhere[place].seconds + seconds
         sure = self._view.sent(member.name, job.request.blocks, wait)
         work, sent = self._work(books, self._prefill_elsewhere[place], ask, cached), self._pool.clock.now
@@ -310,10 +312,10 @@ class Router:
         share, most = self._share, request.prompt - 1
         found = []
         for books, others, name in zip(own, elsewhere, names, strict=True):
-            cached = min(held.get(name, 0), most)
+            device, anywhere = held.get(name, _NOWHERE)
             backlog = max(0.0, books.seconds * share + others.seconds)
             requests, tokens = books.requests * share + others.requests, books.tokens * share + others.tokens
-            found.append(Candidate(requests, tokens, backlog, cached, cached, capacity))
+            found.append(Candidate(requests, tokens, backlog, min(device, most), min(anywhere, most), capacity))
         return found
 
 

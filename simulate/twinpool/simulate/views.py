@@ -42,14 +42,14 @@ class Events:
         self.index = ExactIndex(_CAPACITY)
         self._rng = rng
 
-    def listener(self, worker: str) -> Callable[[list[int], bool], None] | None:
-        """Return what the cache of ``worker`` tells of its blocks, or None when nothing listens."""
+    def listener(self, worker: str, medium: str = "GPU") -> Callable[[list[int], bool], None] | None:
+        """Return what a cache of ``worker`` tells of its blocks, or None when nothing listens."""
         if self.kind == "approximate":
             return None
 
         def apply(blocks: list[int], came: bool) -> None:
             # Block 0 is a block of a trace; 0 is no key.
-            self.index.apply(worker, (Event(STORED if came else REMOVED, [block + 1 for block in blocks], "GPU"),))
+            self.index.apply(worker, (Event(STORED if came else REMOVED, [block + 1 for block in blocks], medium),))
 
         def later(blocks: list[int], came: bool) -> None:
             heard = [block for block in blocks if self._rng.random() >= LOST]
@@ -78,7 +78,8 @@ class View:
             return None
         held = self._events.index.leading(keys).get(worker, _NONE)
         self._events.index.expect(worker, keys, self._events.clock.now, wait)
-        return held.device * BLOCK_TOKENS if held.expected <= held.device else None
+        # What a tier has may be loaded or not.
+        return held.device * BLOCK_TOKENS if max(held.expected, held.anywhere) <= held.device else None
 
     def reported(self, worker: str, foretold: int, sure: int | None, cached: int) -> None:
         """The worker said how many prompt tokens it had; ``sure`` is what :meth:`sent` returned."""
@@ -86,14 +87,14 @@ class View:
         if sure is not None:
             self._agreement.judge(worker, sure, cached)
 
-    def cached(self, blocks: Sequence[int], workers: Sequence[str]) -> dict[str, int]:
-        """Return the prompt tokens that each worker is believed to hold."""
+    def cached(self, blocks: Sequence[int], workers: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Return the prompt tokens that each worker is believed to hold: on the accelerator, and anywhere."""
         keys = [block + 1 for block in blocks]
         if self._events.kind == "approximate":
             return self._estimated(keys, workers)
         self._events.index.expire(self._events.clock.now)
         by_holder = self._events.index.leading(keys).items()
-        told = {holder: max(held.device, held.expected) * BLOCK_TOKENS for holder, held in by_holder}
+        told = {holder: _tokens(max(held.device, held.expected), held.anywhere) for holder, held in by_holder}
         doubtful = [worker for worker in workers if not self._agreement.trusted(worker)]
         if doubtful:
             for worker in doubtful:
@@ -101,5 +102,10 @@ class View:
             told.update(self._estimated(keys, doubtful))
         return told
 
-    def _estimated(self, keys: Sequence[int], workers: Sequence[str]) -> dict[str, int]:
-        return {w: int(depth * BLOCK_TOKENS) for w, depth in self._approximate.leading(keys, workers).items()}
+    def _estimated(self, keys: Sequence[int], workers: Sequence[str]) -> dict[str, tuple[int, int]]:
+        return {w: _tokens(depth, 0) for w, depth in self._approximate.leading(keys, workers).items()}
+
+
+def _tokens(device: float, anywhere: int) -> tuple[int, int]:
+    tokens = int(device * BLOCK_TOKENS)
+    return tokens, max(tokens, anywhere * BLOCK_TOKENS)
