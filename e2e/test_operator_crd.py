@@ -17,7 +17,8 @@ from twinpool.core.crd import custom_resource_definition
 from twinpool.core.protocol import Policy
 from twinpool.core.spec import InferencePool
 from twinpool.core.units import BYTES_PATTERN, CPU_PATTERN, DURATION_PATTERN
-from twinpool.demo.crd_rules import CASES, elastic, manifest, without
+from twinpool.demo.crd_case import manifest
+from twinpool.demo.crd_rules import CASES, elastic, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

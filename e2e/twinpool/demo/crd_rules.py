@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from twinpool.core import protocol
+from twinpool.demo.crd_case import Case, nested
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-def manifest(name: str, **spec: Any) -> dict[str, Any]:
-    """Return a pool with the least that it must have, and ``spec``."""
-    body = {"model": {"name": "acme/model"}, "decode": {}, **spec}
-    return {"apiVersion": protocol.API_VERSION, "kind": protocol.KIND, "metadata": {"name": name}, "spec": body}
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    """Return ``{a: {b: value}}`` for the path ``a.b``."""
-    *outer, last = path.split(".")
-    made: dict[str, Any] = {last: value}
-    for part in reversed(outer):
-        made = {part: made}
-    return made
-
-
-@dataclass(frozen=True)
-class Case:
-    """A rule by its place in the schema, a manifest that it accepts, one that it refuses, and what it then says."""
-
-    path: str
-    good: dict[str, Any]
-    bad: dict[str, Any]
-    words: tuple[str, ...]
-    names: tuple[str, str] = ("", "")
-    extra: tuple[dict[str, Any], ...] = field(default=())
 
 
 ARGS = [
@@ -95,17 +67,17 @@ def _argument_cases(engine: str) -> list[Case]:
     return [
         Case(
             f".spec.{args}",
-            _nested(args, ARGS),
-            _nested(args, [*ARGS, COLLIDING[0]]),
+            nested(args, ARGS),
+            nested(args, [*ARGS, COLLIDING[0]]),
             (f"spec.{args}", "is set by Twinpool"),
-            extra=tuple(_nested(args, [flag]) for flag in COLLIDING),
+            extra=tuple(nested(args, [flag]) for flag in COLLIDING),
         ),
         Case(
             f".spec.{env}[].name",
-            _nested(env, [{"name": "A", "value": "1"}]),
-            _nested(env, [{"name": COLLIDING_ENV[0], "value": "1"}]),
+            nested(env, [{"name": "A", "value": "1"}]),
+            nested(env, [{"name": COLLIDING_ENV[0], "value": "1"}]),
             (f"spec.{env}[0].name", "is set by Twinpool"),
-            extra=tuple(_nested(env, [{"name": name}]) for name in COLLIDING_ENV),
+            extra=tuple(nested(env, [{"name": name}]) for name in COLLIDING_ENV),
         ),
     ]
 
@@ -113,8 +85,8 @@ def _argument_cases(engine: str) -> list[Case]:
 def _unit_cases(path: str, good: list[str], bad: list[str]) -> list[Case]:
     words = (f"spec.{path}", "must be")
     (first, *others) = bad
-    made = [Case(f".spec.{path}", _nested(path, value), _nested(path, first), words) for value in good]
-    return [*made, Case(f".spec.{path}", _nested(path, good[0]), _nested(path, first), words, extra=_all(path, others))]
+    made = [Case(f".spec.{path}", nested(path, value), nested(path, first), words) for value in good]
+    return [*made, Case(f".spec.{path}", nested(path, good[0]), nested(path, first), words, extra=_all(path, others))]
 
 
 def _rendering(**renderer: Any) -> dict[str, Any]:
@@ -128,7 +100,7 @@ def _renderer_case(name: str, good: str, bad: str) -> Case:
 
 
 def _all(path: str, values: Sequence[object]) -> tuple[dict[str, Any], ...]:
-    return tuple(_nested(path, value) for value in values)
+    return tuple(nested(path, value) for value in values)
 
 
 def _band(low: str, high: str = "1:1") -> dict[str, Any]:
@@ -138,8 +110,8 @@ def _band(low: str, high: str = "1:1") -> dict[str, Any]:
 def _amount_cases(path: str) -> list[Case]:
     words = (f"spec.{path}", "must be a count from 0 to 1000, or a percentage")
     wrong = [-1, 1001, "1", "101%", "5.5%", "%"]
-    good = [Case(f".spec.{path}", _nested(path, value), _nested(path, "x"), words) for value in (2, "25%", "100%")]
-    return [*good, Case(f".spec.{path}", _nested(path, 1), _nested(path, "x%"), words, extra=_all(path, wrong))]
+    good = [Case(f".spec.{path}", nested(path, value), nested(path, "x"), words) for value in (2, "25%", "100%")]
+    return [*good, Case(f".spec.{path}", nested(path, 1), nested(path, "x%"), words, extra=_all(path, wrong))]
 
 
 def _speculating(**block: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from twinpool.router.shell.copies import PATH, follow
 from twinpool.router.shell.debug import debug_page, decisions_page, follow_lag
 from twinpool.router.shell.discovery import PodWatch, follow_file
 from twinpool.router.shell.events import Followers
-from twinpool.router.shell.pages import books_of, entry_of, least_room, predictions_of
+from twinpool.router.shell.pages import books_of, entry_of, least_room, loads_in, predictions_of
 from twinpool.router.shell.probes import Prober
 from twinpool.router.shell.secrets import read_keys
 
@@ -296,7 +296,7 @@ class Control:
         await self._refresh()
         gauges = Numbers()
         gauges.add("twinpool_router_discovery_synced", (), float(self._synced))
-        loads = self._loads()
+        loads = loads_in(self._children)
         gauges.add("twinpool_router_renderers", (), float(len(directory(self._published).renderers)))
         for endpoint in self._workers:
             labels = (endpoint.pod, endpoint.role)
@@ -317,7 +317,7 @@ class Control:
         published = self._published
         # Asked after they were told of ``published``, so that what they answer was counted with it in use.
         current = await self._refresh()
-        loads = self._loads()
+        loads = loads_in(self._children)
         warmth: Counter[str] = Counter()
         for child in self._children:
             warmth.update(child.warmth)
@@ -357,7 +357,7 @@ class Control:
         """
         current = await self._refresh()
         roles = {endpoint.id: endpoint.role for endpoint in self._published}
-        loads = [(roles.get(identity), load) for identity, load in self._loads().items()]
+        loads = [(roles.get(identity), load) for identity, load in loads_in(self._children).items()]
         numbers = total([child.numbers for child in self._children])
         waiting = numbers.values.get("twinpool_router_requests_waiting", {}).get((), 0.0)
         body = {
@@ -390,17 +390,6 @@ class Control:
     def _workers(self) -> list[Endpoint]:
         """The endpoints but for renderers, which hold nothing and have no books."""
         return [endpoint for endpoint in self._published if endpoint.role != RENDERER_ROLE]
-
-    def _loads(self) -> dict[str, Load]:
-        loads: dict[str, Load] = {}
-        for child in self._children:
-            for identity, load in child.loads:
-                mine = loads.setdefault(identity, Load())
-                mine.tokens += load.tokens
-                mine.requests += load.requests
-                mine.prefill += load.prefill
-                mine.unpulled += load.unpulled
-        return loads
 
     async def _refresh(self) -> bool:
         """Get the numbers of this moment; return whether every data process gave them."""
