@@ -189,3 +189,21 @@ def test_messages_are_read_as_vllm_writes_them() -> None:
     assert found[0].block_hashes == [7, 0x0101010101010101]
     assert events_of(b"\xc1") is None
     assert events_of(msgspec.msgpack.encode({"no": "message"})) is None
+
+
+def test_removals_in_a_row_are_read_as_one_event() -> None:
+    def removed(key: int, medium: str = "GPU", group: int = 0) -> dict[str, object]:
+        return {"type": "BlockRemoved", "block_hashes": [key], "medium": medium, "group_idx": group}
+
+    stored = {"type": "BlockStored", "block_hashes": [9], "medium": "GPU", "group_idx": 0}
+    events = [removed(1), removed(2), removed(3, "CPU"), removed(4, "CPU", 1), stored, removed(5), removed(6), stored]
+    found = events_of(msgspec.msgpack.encode([1.5, events, 0]))
+    assert found is not None
+    assert [(one.type, one.block_hashes, one.medium, one.group_idx) for one in found] == [
+        ("BlockRemoved", [1, 2], "GPU", 0),
+        ("BlockRemoved", [3], "CPU", 0),
+        ("BlockRemoved", [4], "CPU", 1),
+        ("BlockStored", [9], "GPU", 0),
+        ("BlockRemoved", [5, 6], "GPU", 0),
+        ("BlockStored", [9], "GPU", 0),
+    ]
