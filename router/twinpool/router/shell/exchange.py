@@ -165,14 +165,7 @@ class Exchange:
             if params is None:
                 self._apply(handoff.prefill_failed(self._state, "no_params"))
                 return
-            cached = cached_tokens(body)
-            self.pool.prefilled(leg.endpoint, leg.expected, leg.seconds, cached)
-            self.pool.meter.prefilled(leg.endpoint, leg.expected, self._asked.ask.prompt, leg.seconds, cached)
-            if cached:
-                self.pool.warmth.add(leg.endpoint.id, cached, self.pool.clock())
-            if cached is not None:
-                by = ("warm",) if cached else ("cold",)
-                self.pool.numbers.observe("twinpool_router_prefill_by_cache_seconds", leg.seconds, by)
+            self.pool.prefilled(leg.endpoint, leg.expected, leg.seconds, cached_tokens(body), self._asked.ask.prompt)
             self._params = params
             self._prefill_endpoint = leg.endpoint
             self._held = self.pool.ledger.hold(leg.endpoint.id)
@@ -353,12 +346,6 @@ class Exchange:
             self.pool.ledger.pulled(self._held)
             self._held = None
 
-    def _answer_unavailable(self) -> None:
-        self._refuse(UNAVAILABLE)
-
-    def _answer_failed(self) -> None:
-        self._refuse(FAILED)
-
     def _answer_no_prefill(self) -> None:
         self._record.handoff = "failed"
         self.pool.numbers.add("twinpool_router_handoffs_total", ("failed", self._state.reason))
@@ -401,8 +388,8 @@ _ACTIONS: dict[Do, Callable[[Exchange], None]] = {
     Do.DROP_LEG: Exchange._drop_leg,
     Do.RELEASE_LEG: Exchange._release_leg,
     Do.FORGET_PARAMS: Exchange._forget_params,
-    Do.ANSWER_UNAVAILABLE: Exchange._answer_unavailable,
-    Do.ANSWER_FAILED: Exchange._answer_failed,
+    Do.ANSWER_UNAVAILABLE: lambda exchange: exchange._refuse(UNAVAILABLE),
+    Do.ANSWER_FAILED: lambda exchange: exchange._refuse(FAILED),
     Do.ANSWER_NO_PREFILL: Exchange._answer_no_prefill,
     Do.ANSWER_AS_ENGINE: Exchange._answer_as_engine,
     Do.BREAK: Exchange._break,

@@ -205,8 +205,8 @@ class Pool:
         if endpoint.ranks == 1 or endpoint.seat:
             self.locator.sent(endpoint.seat or endpoint.id, asked.names, wait)
 
-    def prefilled(self, endpoint: Endpoint, work: Work, seconds: float, cached: int | None) -> None:
-        """A prefill took ``seconds``; the engine says that ``cached`` tokens were, if it says so."""
+    def prefilled(self, endpoint: Endpoint, work: Work, seconds: float, cached: int | None, prompt: int) -> None:
+        """A prefill of ``prompt`` tokens took ``seconds``; the engine says how many were ``cached``, if it says so."""
         expected = self.chooser.expected(work, endpoint.id)
         if expected:
             self.numbers.observe("twinpool_router_prefill_prediction_ratio", seconds / expected, (endpoint.pod,))
@@ -214,6 +214,11 @@ class Pool:
         if right is not None:
             outcome = "right" if right else "wrong"
             self.numbers.add("twinpool_router_index_predictions_total", (endpoint.pod, str(endpoint.rank), outcome))
+        self.meter.prefilled(endpoint, work, prompt, seconds, cached)
+        if cached:
+            self.warmth.add(endpoint.id, cached, self.clock())
+        if cached is not None:
+            self.numbers.observe("twinpool_router_prefill_by_cache_seconds", seconds, ("warm" if cached else "cold",))
 
     def _usable(self, candidates: Sequence[Endpoint]) -> Sequence[Endpoint]:
         if self.breaker.quiet:
