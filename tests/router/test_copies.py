@@ -163,6 +163,8 @@ def test_one_that_was_never_heard_counts_like_this_one() -> None:
     assert copies.state(1e9) == [{"address": "h:2", "serves": True, "heard": False, "requests": None}]
     copies.heard("theirs", _books("they", 1, a=(5, 1, 7)), 1e9)
     assert copies.state(1e9)[0]["requests"] == 1
+    copies.heard("theirs", _books("they", 1, **{"a": (5, 2, 7), "a#1": (5, 1, 7)}), 1e9)
+    assert copies.state(1e9)[0]["requests"] == 2, "one of the two was sent to a rank by name"
     copies.heard("nobody", _books("x", 1), 1e9)
     assert len(copies.state(1e9)) == 1
 
@@ -179,6 +181,7 @@ def test_who_is_asked_how_often() -> None:
 
 def test_an_engine_has_one_name_whatever_a_router_thinks_of_it() -> None:
     assert shared_name("uid/0+2") == shared_name("uid/0") == "uid/0"
+    assert shared_name("uid/0+2#1") == shared_name("uid/0#1") == "uid/0#1", "ranks of it stay apart"
     together = loads_of([("uid/0+1", Load(1, 1, 1)), ("uid/0", Load(2, 2, 2))])
     assert together == {"uid/0": (3, 3, 3)}
     assert by_endpoint(together, ["uid/0+7", "other/0"]) == {"uid/0+7": Load(3, 3, 3)}

@@ -93,6 +93,7 @@ def test_a_rank_that_is_not_relied_on_is_not_named() -> None:
             break
         assert made.prefilled(seat, made.sent(asked, seat), 1.0, cached=0) is False
     assert not made.exact.trusted("prefill0#0"), "its engine contradicts its events"
+    assert seat.seat == ""
     assert made.exact.trusted("prefill0#1"), "ranks are judged one by one"
     made.keep({"prefill0"})
     assert made.exact.trusted("prefill0#0"), "a rank that is gone is forgotten"
