@@ -40,3 +40,8 @@ def test_a_sample_without_a_time_says_nothing(predicted, observed):
     known = Correction(0.3, 7)
     known.learn(predicted, observed)
     assert known == Correction(0.3, 7)
+
+
+@pytest.mark.parametrize(("observed", "limit"), [(1e9, 64.0), (1e-9, 1 / 64)])
+def test_it_stays_within_its_bounds_however_long_samples_say_otherwise(observed, limit):
+    assert after([(1.0, observed)] * 400).factor == pytest.approx(limit)
