@@ -34,6 +34,10 @@ TTFT, ITL = 1.0, 0.03
 _TAIL = 600
 #: How long the oldest request waits in seconds before the newest goes first.
 _HALF = TTFT / 2
+#: Seconds over which the use of prefill groups is a mean.
+_MEMORY = 8
+#: Seconds until a group serves in its other role: routers are told, and what a decode group writes is written.
+_TOLD, _DRAINED = 2.0, 10.0
 #: How long a request may wait at the router.
 _PATIENCE = 30.0
 
@@ -56,6 +60,14 @@ class Rule(Protocol):
     def decodes(self, pool: Pool, request: Arrival, at: float) -> bool:  # noqa: ARG002 - of others it is
         """Return whether a decode group computes this prompt, if it can without breaking ITL."""
         return False
+
+    def lends(self, pool: Pool) -> bool:  # noqa: ARG002 - of others it is
+        """Return whether a prefill group does all of a request for which decode groups have no place."""
+        return False
+
+    def shifts(self, pool: Pool) -> int:  # noqa: ARG002 - of others it is
+        """Return 1 to have a prefill group serve as a decode group from now on, -1 for the reverse, else 0."""
+        return 0
 
 
 @dataclass(slots=True)
@@ -103,6 +115,16 @@ class Pool:
     starting: list[float] = field(default_factory=list)
     #: Prompts that decode groups compute: from when to when.
     chunks: list[tuple[float, float]] = field(default_factory=list)
+    #: Requests that prefill groups do all of, by the time at which they end, with when their first token came.
+    lent: list[tuple[float, int, float, Arrival]] = field(default_factory=list)
+    #: Seconds of prefill in each second, over the last few.
+    use: float = 0.0
+    #: Groups made for prefill that serve as decode groups; below 0 the reverse.
+    shifted: int = 0
+
+    def serving(self) -> int:
+        """Return the prefill groups that serve."""
+        return len(self.prefill) - sum(at > self.now for at in self.starting)
 
     def ready(self) -> int:
         """Return the decode groups that serve."""
@@ -130,10 +152,15 @@ def run(workload: Workload, requests: Sequence[Arrival], rule: Rule, first: tupl
         if workload.loss is not None and pool.now == workload.loss:
             _lose(pool)
         _foresee(pool)
+        _shift(pool, rule)
+        before = pool.busy
         _prefill(pool, rule)
+        pool.use += (pool.busy - before - pool.use) / _MEMORY
+        _written(pool)
         _decode(pool)
-        leaving = sum(free > pool.now for free in pool.prefill) if len(pool.prefill) > pool.wanted[0] else 0
-        gpu_seconds += max(pool.wanted[0], min(len(pool.prefill), pool.wanted[0] + leaving)) + len(pool.decode)
+        wanted = max(1, pool.wanted[0] - pool.shifted)
+        leaving = sum(free > pool.now for free in pool.prefill) if len(pool.prefill) > wanted else 0
+        gpu_seconds += max(wanted, min(len(pool.prefill), wanted + leaving)) + len(pool.decode)
         target = rule.decide(pool)
         changes += target != pool.wanted
         _resize(pool, target)
@@ -159,12 +186,16 @@ def _next(pool: Pool, at: float) -> tuple[Arrival, float] | None:
             return None
         at = max(at, pool.freed.popleft())
     pool.admitted += 1
+    return _pop(pool, at), at
+
+
+def _pop(pool: Pool, at: float) -> Arrival:
     place = 0
     if pool.queue[0].at < at - _HALF:
         place = next(back for back in range(len(pool.queue) - 1, -1, -1) if pool.queue[back].at <= at)
     request = pool.queue[place]
     del pool.queue[place]
-    return request, at
+    return request
 
 
 def _foresee(pool: Pool) -> None:
@@ -197,18 +228,71 @@ def _prefill(pool: Pool, rule: Rule) -> None:
     while pool.prefill and pool.prefill[0] - rule.ahead(pool) <= pool.now:
         found = _next(pool, max(begin, pool.prefill[0] - rule.ahead(pool)))
         if found is None:
-            return
+            if not pool.queue or not rule.lends(pool):
+                return
+            _lend(pool, rule.ahead(pool))
+            continue
         request, at = found
         end = _convert(pool, request, at) if rule.decodes(pool, request, at) else None
         if end is None:
             start, work = max(at, pool.prefill[0]), work_of(request)
-            end = start + work * pool.workload.slow
+            slowed = _slowed(pool)
+            end = start + work * pool.workload.slow * slowed
             pool.sent.append((start, end, work))
-            pool.busy += end - start
+            pool.busy += (end - start) / slowed
             heapq.heapreplace(pool.prefill, end)
             end += PRICES.pull(request.prompt)
         pool.number += 1
         heapq.heappush(pool.handed, (end, pool.number, request))
+
+
+def _slowed(pool: Pool) -> float:
+    """Return how much longer prompts take beside the answers that prefill groups write: in each ITL one step of those.
+
+    Cautious: a step that reads a prompt too writes the answers' tokens nearly for nothing.
+    """
+    if not pool.lent:
+        return 1.0
+    groups = max(1, pool.serving())
+    context = sum(request.prompt + request.output / 2 for *_, request in pool.lent)
+    step = PRICES.step(len(pool.lent) / groups, context / groups) * pool.workload.slow
+    return 1 / max(0.1, 1 - step / ITL)
+
+
+def _lend(pool: Pool, ahead: float) -> None:
+    """Let a prefill group do all of the next request; it writes a token in each ITL, the least that is promised."""
+    begin = pool.now - 1.0
+    at = max(begin, pool.prefill[0] - ahead, pool.queue[0].at)
+    request = _pop(pool, at)
+    start, work = max(at, pool.prefill[0]), work_of(request)
+    end = start + work * pool.workload.slow * _slowed(pool)
+    pool.sent.append((start, end, work))
+    pool.busy += work * pool.workload.slow
+    heapq.heapreplace(pool.prefill, end)
+    pool.number += 1
+    heapq.heappush(pool.lent, (end + request.output * ITL, pool.number, end + ITL, request))
+
+
+def _written(pool: Pool) -> None:
+    """Let the answers go that prefill groups have written."""
+    while pool.lent and pool.lent[0][0] <= pool.now:
+        _, _, first, request = heapq.heappop(pool.lent)
+        pool.ended.append(request)
+        pool.met += first - request.at <= TTFT
+
+
+def _shift(pool: Pool, rule: Rule) -> None:
+    """Let a group change its role as the rule says, once it has ended its prompt or its answers."""
+    way = rule.shifts(pool)
+    pool.shifted += way
+    if way > 0:
+        free = min(pool.prefill)
+        pool.prefill.remove(free)
+        heapq.heapify(pool.prefill)
+        pool.decode.append(max(free, pool.now) + _TOLD)
+    elif way < 0:
+        pool.decode.remove(min(pool.decode))
+        heapq.heappush(pool.prefill, pool.now + _DRAINED)
 
 
 def _convert(pool: Pool, request: Arrival, at: float) -> float | None:
@@ -284,6 +368,7 @@ def _end(pool: Pool, step: float) -> float:
 
 def _resize(pool: Pool, target: tuple[int, int]) -> None:
     pool.wanted = target
+    target = max(1, target[0] - pool.shifted), max(1, target[1] + pool.shifted)
     pool.starting = [at for at in pool.starting if at > pool.now]
     while len(pool.prefill) < target[0]:
         heapq.heappush(pool.prefill, pool.now + pool.workload.start)

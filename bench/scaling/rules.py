@@ -109,11 +109,13 @@ class Ours(Rule):
     """The decision of the operator, from reports as routers would give them.
 
     ``convertible``: decode groups prefill what would wait, as routers have them do unless ``handoff.conditional`` says
-    otherwise.
+    otherwise. ``lending``: prefill groups with time do all of what decode groups have no place for; no router has them
+    do so.
     """
 
-    def __init__(self, workload: Workload, *, convertible: bool = True) -> None:
+    def __init__(self, workload: Workload, *, convertible: bool = True, lending: bool = False) -> None:
         self._convertible = convertible
+        self._lending = lending
         self._rng = Random(0)
         role = {"min": 1, "max": MOST}
         scaling = {"prefill": role, "decode": role, "stabilization": {"scaleIn": f"{_HOLD}s"}}
@@ -134,11 +136,11 @@ class Ours(Rule):
         self._count(pool)
         if pool.now % 2:
             return pool.wanted
-        work = Work(self._totals, 0, pool.backlog(), len(pool.running) + len(pool.entering))
+        work = Work(self._totals, 0, pool.backlog(), len(pool.running) + len(pool.entering) + len(pool.lent))
         self._looks = remembered(self._looks, Look(pool.now, {"r": work}), 60.0)
         scaling = self._pool.spec.scaling
         assert scaling is not None
-        serving = len(pool.prefill) - sum(at > pool.now for at in pool.starting), pool.ready()
+        serving = pool.serving(), pool.ready()
         work_seen = window(self._looks, ["r"], pool.now, 60.0)
         seen = Seen(pool.wanted, pool.wanted, work_seen, pool.workload.start, serving)
         self._state, outcome = advance(self._state, self._pool, scaling, seen, pool.now)
@@ -156,7 +158,7 @@ class Ours(Rule):
 
     def decodes(self, pool: Pool, request: Arrival, at: float) -> bool:
         """See :class:`bench.scaling.pool.Rule`: by the router's price, of a prefill and a decode group as they are."""
-        serving, ready = len(pool.prefill) - sum(at > pool.now for at in pool.starting), pool.ready()
+        serving, ready = pool.serving(), pool.ready()
         if not self._convertible or not ready or pool.prefill[0] <= at or self._crowded(pool):
             return False
         there = math.ceil(len(pool.sent) / max(1, serving))
@@ -166,6 +168,11 @@ class Ours(Rule):
         decode = Candidate(round(running), round(context), 0.0, request.cached, request.cached)
         ask = Ask(request.prompt, request.output)
         return price.decide(ask, [prefill], [decode], PRICES, self._rng, TTFT).prefill is None
+
+    def lends(self, pool: Pool) -> bool:
+        """See :class:`bench.scaling.pool.Rule`; half of the places of a decode group, up to a use of 0.7."""
+        serving = pool.serving()
+        return self._lending and len(pool.lent) < serving * BATCH // 2 and pool.use < 0.7 * serving
 
     def _count(self, pool: Pool) -> None:
         works = [work_of(request) for request in pool.came]

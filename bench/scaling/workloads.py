@@ -157,3 +157,28 @@ DESIGN = (
     Workload("lengths switch", _switch),
     Workload("hit rate falls, starts take 90 s", _forgotten, start=90.0),
 )
+
+
+def _long_answers(now: float) -> Moment:
+    return Moment(30.0, 2500.0, 600.0 if now % 600 >= 420 else 200.0)
+
+
+def _long_prompts(now: float) -> Moment:
+    return Moment(30.0, 3000.0 if now % 600 >= 420 else 1200.0, 500.0)
+
+
+def _thrice(now: float) -> Moment:
+    return Moment(30.0 if 800 <= now % 1200 < 1040 else 10.0, 2500.0, 240.0)
+
+
+def _in_turn(now: float) -> Moment:
+    return Moment(30.0, 3000.0 if now % 800 >= 600 else 1500.0, 600.0 if 200 <= now % 800 < 380 else 250.0)
+
+
+#: Bursts that are shorter than a start: what levers are chosen on, beside :data:`DESIGN` (seeds below 1000).
+BURSTS = (
+    Workload("answers x3 for 180 s, starts take 180 s", _long_answers, start=180.0),
+    Workload("prompts x2.5 for 180 s, starts take 180 s", _long_prompts, start=180.0),
+    Workload("requests x3 for 240 s, starts take 180 s", _thrice, start=180.0),
+    Workload("longer answers and longer prompts in turn, starts take 180 s", _in_turn, start=180.0),
+)
