@@ -162,7 +162,7 @@ METRICS = catalogue(
             "histogram",
             "Time of a prefill leg whose prompt was cached in part (warm) or not at all (cold), on the accelerator or "
             "in a slower tier; its counts are how many requests a cache served.",
-            f"{_SHELL}/exchange.py",
+            f"{_SHELL}/pool.py",
             "seconds",
             labels=(Label("cache", "cold or warm", 2),),
             buckets=SECONDS,
