@@ -12,6 +12,7 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from twinpool.core.errors import TwinpoolError
+from twinpool.localcluster.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ def started(
 ) -> Iterator[int]:
     """Run ``argv`` while the block runs and yield its process id, once ``host:port`` accepts connections.
 
+    It ends with this process too, however that ends. For the main thread.
+
     Raises
     ------
     ServerFailed
@@ -42,7 +45,12 @@ def started(
     """
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            list(argv), env={**os.environ, **(env or {})}, stdout=output, stderr=output, start_new_session=True
+            list(argv),
+            env={**os.environ, **(env or {})},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
         )
         try:
             if not _listens(process, host, port, within):

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from bench.harness.cpu import ProcessTimes, cpu_seconds, parse_stat, tree_ticks
 from bench.harness.figures import figures
 from bench.harness.server import ServerFailed, free_port, started
 from twinpool.core.errors import TwinpoolError
+from twinpool.localcluster.waiting import wait_until
 
 
 def cell(**fields):
@@ -86,6 +89,31 @@ def test_a_server_that_ends_early_says_why():
     argv = [sys.executable, "-c", "raise SystemExit('no model')"]
     with pytest.raises(ServerFailed, match="no model"), started(argv, host="127.0.0.1", port=free_port()):
         pass
+
+
+def test_a_server_ends_with_a_benchmark_that_is_killed():
+    port = free_port()
+    script = f"""
+import sys, time
+from bench.harness.server import started
+argv = [sys.executable, "-m", "http.server", "{port}", "--bind", "127.0.0.1"]
+with started(argv, host="127.0.0.1", port={port}) as pid:
+    print(pid, flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout is not None
+        server = int(benchmark.stdout.readline())
+        assert _runs(server)
+        benchmark.kill()
+    wait_until(lambda: not _runs(server), 10, "the server ends")
+
+
+def _runs(pid):
+    """Return whether a process does anything: one that nobody waits for stays as a zombie."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 @pytest.mark.parametrize(("value", "shown"), [(None, "-"), (0.012345, "0.0123"), (1234.5, "1234")])
