@@ -15,6 +15,10 @@ def test_names_are_those_of_vllm() -> None:
     assert ROOT.hex() == "4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e"
     assert chain([*TOKENS, *TOKENS], 16, 9) == [1009268261897099879, 8853165754798732255]
     assert chain(TOKENS, 16, 9, "team-a") == [1509625261404028280]
+    # By vllm.v1.core.kv_cache_utils.hash_block_tokens with the keys that its _gen_lora_extra_hash_keys gives.
+    adapter, twice = ("sql", "/models/adapters/sql"), [*TOKENS, *TOKENS]
+    assert chain(twice, 16, 9, adapter=adapter) == [8675963024342596877, 7431980310130911426]
+    assert chain(twice, 16, 9, "team-a", adapter) == [10047341352390017756, 16927479838267211033]
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 8), st.integers(0, 6))

@@ -286,7 +286,9 @@ def test_what_the_routers_are_told(make_pool: Make) -> None:
     assert (router_config(make_pool(ranks)).sequences, router_config(make_pool()).sequences) == (64, 0)
     many = [{"name": f"a{number}", "source": f"hf://o/a{number}"} for number in range(9)]
     model = {"name": "acme/model", "adapters": many}
-    assert router_config(make_pool(model=model)).adapter_slots == MOST_ADAPTERS
+    adapted = router_config(make_pool(model=model))
+    assert adapted.adapter_slots == MOST_ADAPTERS
+    assert adapted.adapter_sources == tuple(entry["source"].partition("://")[2] for entry in many)
     assert router_config(make_pool(model={**model, "adapters": many[:8]})).adapter_slots == 0, "all are kept"
     for args, slots in ((["--max-loras=2"], 2), (["--max-loras", "16"], 0)):
         assert router_config(make_pool(model=model, engine={"args": args})).adapter_slots == slots

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from msgspec.structs import replace
 
+from twinpool.core.blockhash import chain
 from twinpool.core.economics import ASSUMED
 from twinpool.core.protocol import Policy, RouterConfig
 from twinpool.router.logic.asked import Asked, Work
@@ -264,6 +265,16 @@ def test_of_many_workers_those_that_hold_the_most_are_priced_and_some_others() -
         else:
             assert chosen == {"p150"}
         assert ours.prefill(second, many[:100]).id == "p60" or policy == "least-load"
+
+
+def test_a_prompt_to_an_adapter_has_names_of_its_own_where_its_source_is_known() -> None:
+    plain = read(Route.COMPLETIONS, b'{"model": "sql", "prompt": [1, 2, 3, 4, 5, 6, 7, 8]}')
+    ours, _ = chooser(policy="price", adapters=("sql", "legal"), adapter_sources=("org/sql",))
+    ours.exact.rely(4, {"p0"})
+    names = [ours.asked(replace(plain, adapter=adapter)).names for adapter in ("", "sql", "legal")]
+    assert names[0] == tuple(chain(range(1, 9), 4, 9))
+    assert names[1] == tuple(chain(range(1, 9), 4, 9, adapter=("sql", "org/sql")))
+    assert names[2] == (), "its blocks cannot be named"
 
 
 def test_of_many_workers_those_that_are_known_to_hold_something_are_priced() -> None:

@@ -22,7 +22,16 @@ from twinpool.worker.engines.simulated.logic.blocks import Stored
 from twinpool.worker.engines.simulated.server import running
 from twinpool.worker.engines.simulated.shell.publisher import Publisher
 
-CONFIG = RouterConfig("p", "n", ("m",), policy="price", drain_timeout=20.0, renders=True)
+CONFIG = RouterConfig(
+    "p",
+    "n",
+    ("m",),
+    adapters=("sql",),
+    adapter_sources=("/models/sql",),
+    policy="price",
+    drain_timeout=20.0,
+    renders=True,
+)  # fmt: skip
 EVENTS = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5577"}
 FLAGS = ("--model", "m", "--port", "8000", "--connector", "nixl", "--time-scale", "0", "--max-model-len", "8192")
 PROMPT = list(range(3000, 5000))
@@ -98,8 +107,8 @@ class Stage:
             await asyncio.sleep(0.1)
         raise AssertionError(body)
 
-    async def ask(self, prompt, host=None, headers=""):
-        body = {"model": "m", "prompt": prompt, "max_tokens": 4}
+    async def ask(self, prompt, host=None, headers="", model="m"):
+        body = {"model": model, "prompt": prompt, "max_tokens": 4}
         answer = await self.get("", 8000, self.kit.post(body, headers=headers), host)
         assert answer.status == 200, answer.body
         return answer.json
@@ -150,6 +159,24 @@ async def test_prompts_of_token_ids_follow_what_engines_say(stage):
     await stage.engines["prefill0"].aclose()
     await stage.index(lambda by, _: not by[stage.hosts["prefill0"]]["relied"])
     await stage.ask(PROMPT)
+
+
+async def test_prompts_to_an_adapter_follow_the_blocks_that_it_computed(stage):
+    for number, name in enumerate(("prefill0", "prefill1", "decode0")):
+        await stage.engine(name, 60 + number, "--enable-lora", "--lora-modules", "sql=/models/sql")
+    await stage.start()
+    for number in range(8):
+        await stage.ask([*PROMPT[:1600], *range(number, number + 64)], model="sql")
+        await stage.index(lambda _, all_, least=100 + 4 * number: all_["table"]["entries"] >= least)
+    before = await stage.metric("index_predictions_total")
+    assert sum(value for labels, value in before.items() if "right" in labels) >= 5
+    assert not any(value for labels, value in before.items() if "wrong" in labels)
+    # The model itself has computed none of it.
+    usage = (await stage.ask(PROMPT[:1600]))["usage"]
+    assert not (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    assert not any(
+        value for labels, value in (await stage.metric("index_predictions_total")).items() if "wrong" in labels
+    )
 
 
 async def test_an_engine_that_does_not_publish_or_has_other_blocks_is_estimated(stage):

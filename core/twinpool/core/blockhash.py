@@ -3,7 +3,8 @@
 vLLM names a full block by a hash chain over token ids: ``h = H((parent, tokens, extra))``, beginning with the hash of a
 seed, and publishes the low 64 bits. With ``--prefix-caching-hash-algo sha256_cbor`` H is SHA-256 over canonical CBOR
 (RFC 8949), which depends on no Python version or process (vLLM 0.32, ``v1/core/kv_cache_utils.py``; compared with its
-events). Standard library only. Always true: equal tokens and salt, equal names.
+events; an adapter's by its own function). Standard library only. Always true: equal tokens, salt and adapter, equal
+names.
 """
 
 from __future__ import annotations
@@ -57,15 +58,25 @@ def _text(text: str) -> bytes:
 ROOT: Final = sha256(_text(SEED)).digest()
 
 
-def following(parent: bytes, tokens: Sequence[int], salt: str | None = None) -> bytes:
-    """Return the digest of the block of ``tokens`` after ``parent``; ``salt`` (``cache_salt``) is of a first block.
+#: Name and path of a LoRA adapter, as ``--lora-modules`` has them.
+Adapter = tuple[str, str]
+
+
+def following(parent: bytes, tokens: Sequence[int], salt: str | None = None, adapter: Adapter | None = None) -> bytes:
+    """Return the digest of the block of ``tokens`` after ``parent``.
+
+    ``salt`` (``cache_salt``) is of a first block, ``adapter`` of every block that it computed.
 
     Raises
     ------
     ValueError
         When a token id is negative or takes more than 64 bits.
     """
-    extra = _NULL if salt is None else b"\x81\x82" + _text("cache_salt") + _text(salt)
+    extra = _NULL
+    if salt is not None or adapter is not None:
+        keys = [] if adapter is None else [b"\x83" + _text("lora") + _text(adapter[0]) + _text(adapter[1])]
+        keys += [] if salt is None else [b"\x82" + _text("cache_salt") + _text(salt)]
+        extra = _head(_ARRAY, len(keys)) + b"".join(keys)
     ids = b"".join(map(_token, tokens))
     return sha256(b"\x83\x58\x20" + parent + _head(_ARRAY, len(tokens)) + ids + extra).digest()
 
@@ -75,7 +86,9 @@ def short(digest: bytes) -> int:
     return int.from_bytes(digest, "big") & _SHORT
 
 
-def chain(tokens: Sequence[int], size: int, most: int, salt: str | None = None) -> list[int]:
+def chain(
+    tokens: Sequence[int], size: int, most: int, salt: str | None = None, adapter: Adapter | None = None
+) -> list[int]:
     """Return the published names of the first ``most`` full blocks of ``size`` tokens.
 
     Raises
@@ -86,6 +99,6 @@ def chain(tokens: Sequence[int], size: int, most: int, salt: str | None = None) 
     names = []
     parent = ROOT
     for start in range(0, min(len(tokens) // size, most) * size, size):
-        parent = following(parent, tokens[start : start + size], None if start else salt)
+        parent = following(parent, tokens[start : start + size], None if start else salt, adapter)
         names.append(short(parent))
     return names

@@ -273,6 +273,8 @@ class RouterConfig:
     tracing_sampling: float = 0.0
     #: Ids of LoRA adapters, which engines are asked for by their own names.
     adapters: tuple[str, ...] = ()
+    #: Where engines load each of them from, in the same order: they name the blocks of its KV cache by that too.
+    adapter_sources: tuple[str, ...] = ()
     #: How many of them an engine keeps loaded; 0: all.
     adapter_slots: int = 0
     #: The pool has renderers, which turn texts and chats into token ids.

@@ -62,18 +62,17 @@ def test_options_arrive():
     )
     assert (call.model, call.stream, call.include_usage, call.stops) == ("alias", True, True, ("x",))
     assert (call.stop_token_ids, call.ignore_eos, call.min_tokens, call.token_ids) == (frozenset({1}), True, 2, True)
-    assert call.salt != completion().salt
+    assert (call.salt, completion().salt) == ("a", None)
 
 
-def test_an_adapter_is_a_model_whose_kv_is_its_own():
-    served = Served(("m",), 100, connector=True, adapters=("sql", "legal"))
+def test_an_adapter_is_a_model_with_a_source():
+    served = Served(("m",), 100, connector=True, adapters={"sql": "org/sql"})
 
-    def salt(model, **fields):
-        return calls.parse("completions", {"prompt": "hi", "model": model, **fields}, served).salt
+    def adapter(model):
+        return calls.parse("completions", {"prompt": "hi", "model": model}, served).adapter
 
-    assert salt("m") is None
-    assert salt("m", cache_salt="a") == "a"
-    assert len({salt("sql"), salt("legal"), salt("sql", cache_salt="a"), salt("m", cache_salt="sql")}) == 4
+    assert adapter("m") is None
+    assert adapter("sql") == ("sql", "org/sql")
 
 
 def test_handoff_parameters_are_read():

@@ -3,12 +3,15 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinpool.core.blockhash import chain
 from twinpool.core.timing import Accelerator
 from twinpool.worker.engines.simulated.logic import language
+from twinpool.worker.engines.simulated.logic.blocks import Stored
 from twinpool.worker.engines.simulated.logic.drafting import Drafting
 from twinpool.worker.engines.simulated.logic.engine import Engine, Limits
 from twinpool.worker.engines.simulated.logic.pace import Pace
 from twinpool.worker.engines.simulated.logic.sequence import Discard, Failed, Order, Pull, RemoteKv, Token
+from twinpool.worker.engines.simulated.shell.publisher import event_map
 
 PACE = Pace()
 SMALL = Limits(block_size=4, kv_blocks=16, max_model_len=64, max_num_seqs=3, max_num_batched_tokens=12, lease_seconds=5)
@@ -90,6 +93,25 @@ def test_a_cached_prompt_gives_the_same_answer_and_computes_less(prompt, repeat)
     assert answers == [answers[0]] * repeat
     reused = (len(prompt) - 1) // SMALL.block_size * SMALL.block_size
     assert engine.metrics.value("prompt_tokens_by_source", "local_cache_hit") == reused * (repeat - 1)
+
+
+@given(prompt=prompts, salt=st.none() | st.text(max_size=3))
+def test_an_adapters_kv_is_its_own_and_told_with_its_name(prompt, salt):
+    engine = Engine(SMALL, PACE)
+    adapters = (None, ("sql", "org/sql"), ("sql", "elsewhere/sql"))
+    answers = [answer(engine, Order(str(n), prompt, 1, salt=salt, adapter=one)) for n, one in enumerate(adapters)]
+    assert answers == [answers[0]] * 3
+    assert engine.metrics.value("prefix_cache_hits") == 0
+    stored = [event for event in engine.blocks.events if isinstance(event, Stored)]
+    blocks = len(prompt) // SMALL.block_size
+    assert [event.adapter for event in stored] == (list(adapters) if blocks else [])
+    for event in stored:
+        told = event_map(event, SMALL.block_size)
+        assert told["block_hashes"] == chain(prompt, SMALL.block_size, 99, salt, event.adapter)
+        assert (told["lora_name"], bool(told["lora_id"])) == (("sql", True) if event.adapter else (None, False))
+        keys = [*(event.adapter or ())]
+        first = [*keys, *([] if salt is None else [salt])]
+        assert told["extra_keys"] == [first or None, *[keys or None] * (blocks - 1)]
 
 
 @given(prompt=prompts)

@@ -120,7 +120,7 @@ def worker_config(pool: InferencePool, name: str, role: WorkerRole, version: str
         expert_interval=balancing.interval,
         expert_window=balancing.window,
         operator_version=version,
-        adapters=tuple(f"{item.name}={_place(item.source)}" for item in model.adapters),
+        adapters=tuple(f"{item.name}={place(item.source)}" for item in model.adapters),
     )
 
 
@@ -136,7 +136,7 @@ def nodes_of(template: Mapping[str, Any]) -> int:
     return found.nodes if found else 1
 
 
-def _place(source: str) -> str:
+def place(source: str) -> str:
     """Return what the engine loads an adapter from: an id of the Hugging Face hub or a path in the container."""
     return source.partition("://")[2]
 

@@ -11,7 +11,7 @@ from twinpool.operator.logic import names
 from twinpool.operator.logic.engine_limits import adapter_slots, sequences
 from twinpool.operator.logic.merge import merge
 from twinpool.operator.logic.pod_defaults import with_defaults
-from twinpool.operator.logic.pods import downward_env, enforced, probe
+from twinpool.operator.logic.pods import downward_env, enforced, place, probe
 from twinpool.operator.logic.renderer_objects import wanted as renderers
 from twinpool.operator.logic.timing import router_drain, router_grace
 
@@ -46,6 +46,7 @@ def router_config(pool: InferencePool) -> RouterConfig:
         namespace=pool.metadata.namespace,
         models=(pool.spec.model.name, *pool.spec.model.aliases),
         adapters=tuple(adapter.name for adapter in pool.spec.model.adapters),
+        adapter_sources=tuple(place(adapter.source) for adapter in pool.spec.model.adapters),
         adapter_slots=adapter_slots(pool),
         renders=renderers(pool) > 0,
         disaggregated=disaggregated,

@@ -66,6 +66,8 @@ class Chooser:
         self.sessions = Sessions()
         self.distances = Distances()
         self.residency = Residency(config.adapter_slots)
+        #: Engines name an adapter's blocks by its name and its source.
+        self._adapters = {pair[0]: pair for pair in zip(config.adapters, config.adapter_sources, strict=False)}
         #: What was chosen lately; None while nobody looks.
         self.decisions: Decisions | None = None
         self.ranks = Ranks(ledger, self.exact)
@@ -84,12 +86,14 @@ class Chooser:
         keys = (
             chain(text_of(request.fields, request.adapter, request.shrunk)) if len(request.body) > BLOCK_BYTES else ()
         )
-        # Engines name an adapter's blocks by it too, which is not done here.
-        ids = prompt_ids(request.fields) if self.exact.size and not request.adapter else None
+        # Without its source an adapter's blocks cannot be named.
+        nameable = not request.adapter or request.adapter in self._adapters
+        ids = prompt_ids(request.fields) if self.exact.size and nameable else None
         if ids is None:
             asked = Asked(ask, keys)
         else:
-            asked = Asked(Ask(max(1, len(ids)), ask.output), keys, self.exact.names(ids, request.fields))
+            names = self.exact.names(ids, request.fields, self._adapters.get(request.adapter))
+            asked = Asked(Ask(max(1, len(ids)), ask.output), keys, names)
         if request.adapter and self.residency.slots:
             asked = replace(asked, adapter=request.adapter)
         if session:

@@ -16,6 +16,7 @@ from twinpool.router.logic.request import cache_salt
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
+    from twinpool.core.blockhash import Adapter
     from twinpool.router.logic.endpoints import Endpoint
     from twinpool.router.logic.index_exact import Held
     from twinpool.router.logic.request import Fields
@@ -56,9 +57,9 @@ class ExactView:
         """Forget endpoints that are gone."""
         self._agreement = {name: share for name, share in self._agreement.items() if name in known}
 
-    def names(self, ids: list[int], fields: Fields) -> tuple[int, ...]:
+    def names(self, ids: list[int], fields: Fields, adapter: Adapter | None = None) -> tuple[int, ...]:
         """Return the names of a prompt's blocks; none while nobody is relied on."""
-        return tuple(chain(ids, self.size, MOST_BLOCKS, cache_salt(fields))) if self.size else ()
+        return tuple(chain(ids, self.size, MOST_BLOCKS, cache_salt(fields), adapter)) if self.size else ()
 
     def cached(self, worker: str, held: Mapping[str, Held], prompt: int) -> Cached | None:
         """Return what a worker holds of a prompt of so many tokens, or None when it is not relied on.

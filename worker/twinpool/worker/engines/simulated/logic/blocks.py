@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from twinpool.core.blockhash import Adapter
+
 
 #: Where a block is, in vLLM's words.
 Medium = Literal["GPU", "CPU"]
@@ -23,13 +25,15 @@ Medium = Literal["GPU", "CPU"]
 class Stored:
     """Full blocks entered the cache; ``parent`` is the hash of the block before them.
 
-    ``salt`` is part of the name of a first block, which has no parent. Of a slower tier only the hashes are told.
+    ``salt`` is part of the name of a first block, which has no parent, ``adapter`` of every block's. Of a slower tier
+    only the hashes are told.
     """
 
     hashes: tuple[int, ...]
     parent: int | None
     tokens: tuple[int, ...]
     salt: str | None = None
+    adapter: Adapter | None = None
     medium: Medium = "GPU"
 
 
@@ -117,6 +121,7 @@ class BlockPool:
         parent: int | None,
         tokens: Sequence[int],
         salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Remember full blocks under their hashes; ``tokens`` are those of all of them.
 
@@ -128,7 +133,7 @@ class BlockPool:
                 self._block_of[value] = block
                 self._hash_of[block] = value
                 own = tuple(tokens[index * size : (index + 1) * size])
-                self._append(Stored((value,), parent, own, salt if parent is None else None))
+                self._append(Stored((value,), parent, own, salt if parent is None else None, adapter))
             parent = value
 
     def _append(self, stored: Stored) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from twinpool.worker.engines.simulated.logic import language
 from twinpool.worker.engines.simulated.logic.sequence import RemoteKv
+
+if TYPE_CHECKING:
+    from twinpool.core.blockhash import Adapter
 
 Body = Mapping[str, Any]
 Kind = Literal["chat", "completions"]
@@ -52,6 +55,7 @@ class Call:
     stop_token_ids: frozenset[int]
     token_ids: bool
     salt: str | None
+    adapter: Adapter | None
     hand_over: bool
     remote: RemoteKv | None
 
@@ -63,7 +67,8 @@ class Served:
     models: tuple[str, ...]
     max_model_len: int
     connector: bool
-    adapters: tuple[str, ...] = ()
+    #: LoRA adapters by name, with what each was loaded from.
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 def rank_of(header: str | None, ranks: int) -> int | None:
@@ -114,16 +119,11 @@ def parse(kind: Kind, body: object, served: Served) -> Call:
         stops=_stops((stops,) if isinstance(stops, str) else stops),
         stop_token_ids=frozenset(_token_ids(body.get("stop_token_ids") or (), "stop_token_ids")),
         token_ids=_field(body, "return_token_ids", bool, False),
-        salt=_salt(body, model, served),
+        salt=_field(body, "cache_salt", str, None),
+        adapter=(model, served.adapters[model]) if model in served.adapters else None,
         hand_over=bool(parameters and parameters.get("do_remote_decode")),
         remote=_remote(parameters) if parameters and parameters.get("do_remote_prefill") else None,
     )
-
-
-def _salt(body: Body, model: str, served: Served) -> str | None:
-    """Return what keeps KV apart: the client's salt, and the adapter, which vLLM puts into the name of each block."""
-    salt: str | None = _field(body, "cache_salt", str, None)
-    return f"{model} {salt or ''}" if model in served.adapters else salt
 
 
 def named_model(body: Body, served: Served) -> str:

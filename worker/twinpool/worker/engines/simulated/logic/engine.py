@@ -315,7 +315,7 @@ class Engine:
             parent = sequence.hashes[start - 1] if start else None
             tokens_of = sequence.tokens[start * size : full * size]
             blocks, hashes = sequence.blocks[start:full], sequence.hashes[start:full]
-            self.blocks.store(blocks, hashes, parent, tokens_of, sequence.order.salt)
+            self.blocks.store(blocks, hashes, parent, tokens_of, sequence.order.salt, sequence.order.adapter)
             self._offload(self.tiers.store(hashes))
             sequence.stored = full
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
-from twinpool.core.blockhash import ROOT, following, short
+from twinpool.core.blockhash import ROOT, Adapter, following, short
 from twinpool.worker.engines.simulated.logic import language
 from twinpool.worker.engines.simulated.logic.tiers import NOTHING
 
@@ -52,6 +52,7 @@ class Order:
     hand_over: bool = False
     remote: RemoteKv | None = None
     salt: str | None = None
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,6 @@ class Sequence:
             self.tokens += part
             if len(part) == room:
                 salt = None if self.hashes else self.order.salt
-                self.chain = following(self.chain, self.tokens[-self.size :], salt)
+                self.chain = following(self.chain, self.tokens[-self.size :], salt, self.order.adapter)
                 self.hashes.append(short(self.chain))
             start += room

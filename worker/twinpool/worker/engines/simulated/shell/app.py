@@ -38,7 +38,7 @@ class App:
         self._settings = settings
         self._ranks = ranks
         self._served = calls.Served(
-            settings.models, settings.limits.max_model_len, settings.connector, tuple(settings.adapters)
+            settings.models, settings.limits.max_model_len, settings.connector, settings.adapters
         )
         self._running: set[RunningCall] = set()
         self._draining = False

@@ -73,6 +73,7 @@ class RunningCall:
             hand_over=call.hand_over,
             remote=call.remote,
             salt=call.salt,
+            adapter=call.adapter,
         )
 
     def cancel(self) -> None:

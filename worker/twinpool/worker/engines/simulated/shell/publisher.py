@@ -49,10 +49,10 @@ def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
                 "parent_block_hash": event.parent,
                 "token_ids": list(event.tokens),
                 "block_size": block_size,
-                "lora_id": None,
+                "lora_id": None if event.adapter is None else 1,
                 "medium": "GPU",
-                "lora_name": None,
-                "extra_keys": [None if event.salt is None else [event.salt], *[None] * (len(event.hashes) - 1)],
+                "lora_name": None if event.adapter is None else event.adapter[0],
+                "extra_keys": _extra_keys(event),
                 "group_idx": 0,
                 "kv_cache_spec_kind": "full_attention",
             }
@@ -60,6 +60,13 @@ def event_map(event: CacheEvent, block_size: int) -> dict[str, Any]:
             return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": event.medium, "group_idx": 0}
         case Cleared():
             return {"type": "AllBlocksCleared"}
+
+
+def _extra_keys(event: Stored) -> list[list[str] | None]:
+    """Return what besides its tokens each block is named by."""
+    each = list(event.adapter or ())
+    first = [*each, *(() if event.salt is None else (event.salt,))]
+    return [keys or None for keys in (first, *[each] * (len(event.hashes) - 1))]
 
 
 class Publisher:
