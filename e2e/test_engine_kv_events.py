@@ -35,7 +35,27 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def host(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Name and folder of a LoRA adapter for the tiny model that changes nothing: its weights are zeros."""
+    folder: Path = tmp_path_factory.mktemp("adapter")
+    settings = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "tiny", "bias": "none",
+        "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"],
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    head, size = {}, 8 * 256 * 4
+    for number, (layer, part) in enumerate((layer, part) for layer in range(4) for part in "AB"):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{part}.weight"
+        shape = [8, 256] if part == "A" else [256, 8]
+        head[name] = {"dtype": "F32", "shape": shape, "data_offsets": [number * size, (number + 1) * size]}
+    text = json.dumps(head).encode()
+    weights = len(text).to_bytes(8, "little") + text + bytes(8 * size)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    return "sql", str(folder)
+
+
+@pytest.fixture(scope="module")
+def host(engine: Engine, adapter: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a vLLM that publishes KV events, with the flags that the launcher gives it."""
     address = f"127.{208 + os.getpid() % 16}.{os.getpid() // 16 % 256}.9"
     config = WorkerConfig(
@@ -50,6 +70,7 @@ def host(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         max_model_len=2048,
         args=("--kv-cache-memory-bytes=33554432", "--block-size=32", "--seed=0"),
         kv_events=True,
+        adapters=("=".join(adapter),),
     )
     environment = {**serving_environment(engine), "HOME": os.environ.get("HOME", "/")}
     command = engine_command(config, Pod(address), environment, 0, sys.executable)
@@ -87,7 +108,7 @@ def cached_by_report(address: str, prompt: list[int], **fields: Any) -> int:
     return int((details or {}).get("cached_tokens") or 0)
 
 
-async def test_what_events_foretell_is_what_the_engine_reports(host: str) -> None:
+async def test_what_events_foretell_is_what_the_engine_reports(host: str, adapter: tuple[str, str]) -> None:
     # A prompt before the router comes: a replay brings its blocks.
     await asyncio.to_thread(cached_by_report, host, list(range(10, 210)))
     followers, view = Followers(lambda: None, lambda _: None), ExactView()
@@ -107,15 +128,19 @@ async def test_what_events_foretell_is_what_the_engine_reports(host: str) -> Non
             (list(range(10, 42)), {}),
             (list(range(10, 310)), {"cache_salt": "team-a"}),
             (list(range(10, 400)), {"cache_salt": "team-a"}),
+            # An adapter's blocks are its own, also those of a prompt that the model has.
+            (list(range(10, 310)), {"model": adapter[0]}),
+            (list(range(10, 400)), {"model": adapter[0]}),
+            (list(range(10, 310)), {"model": adapter[0], "cache_salt": "team-a"}),
         ]:
-            names = chain(prompt, 32, 99, fields.get("cache_salt"))
+            names = chain(prompt, 32, 99, fields.get("cache_salt"), adapter if "model" in fields else None)
             foretold = view.cached("e", dict(followers.located(names)), len(prompt))
             assert foretold is not None
             assert foretold.sure
             assert await asyncio.to_thread(lambda p=prompt, f=fields: cached_by_report(host, p, **f)) == foretold.device
             compared += foretold.device > 0
             await until(lambda n=names: dict(followers.located(n)).get("e", Held(0, 0)).device == len(n))
-        assert compared == 4
+        assert compared == 5
         assert (source.wrong, source.resets) == (0, 0)
         assert source.right >= 2
         # More than the cache holds: what it evicted is foretold no more.
